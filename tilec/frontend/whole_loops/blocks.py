@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
@@ -35,43 +36,67 @@ class Blocks(Writer):
         self.asked = asked
 
     def product(
-        self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool, named: Named
-    ) -> ast.With:
-        """A tiled T.gemm for each sum, with tiles of `sizes` along what is `tiled`; `edges`: its
-        results are compared with the loop's extents."""
-        m, n = ([p.outer.index(i) for i in line] for line in (tiled.rows, tiled.columns))
+        self, p: Product, tiled: Sequence[Tiling], sizes: Mapping[str, str], edges: bool,
+        named: Named,
+    ) -> ast.With:  # fmt: skip
+        """A tiled T.gemm for each sum, in a loop for each of `p.parts`, with tiles of `sizes` along
+        what is `tiled`; `edges`: its results are compared with the loop's extents."""
+        m, n = ([p.outer.index(i) for i in line] for line in (tiled[0].rows, tiled[0].columns))
         batch = [d for d in range(len(p.outer)) if d not in (*m, *n)]
         batches = f", {_product(batch)}" * bool(batch)
-        for d, (index, extent) in enumerate(p.inner):
-            count = extent if len(p.inner) == 1 else no_less(extent, self.language)
-            self.given |= {f"J{d}": index, f"K{d}": count}
-        *around, k = range(len(p.inner))
-        steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
-        begin, span = self._span(p, (m, "by * BM", "BM"), (n, "bx * BN", "BN"), named=named)
-        if span:
-            steps = "steps"
-        if around:
-            step, turn = f"(step % {steps})", f"(step // {steps})"
-        if begin:
-            step = f"(first + {step})"
-        lines = (
-            Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
-            Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
-        )  # fmt: skip
-        g = self.gemms(p, tiled, lines, _numbered)
-        alone, totals, own = self._alone(p, g, tiled, lines)
-        made = [*g.made, *(f"T.clear({x})" for x in g.sums.values())]
-        filled = "\n".join([*(t.filled for t in g.tiles.values()), *alone, *g.added])
-        totals |= {total: f"{x}[row, column]" for total, x in g.sums.items()}
-        behind = "; ".join(f"T.finalize_reducer(fold{n})" for n in range(len(own))) or "pass"
-        grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
-        text = f"""
-with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
-    {self._apart("bz", batch)}
-    {"; ".join([*begin, *span, *made])}
+        made, loops, counts = list[str](), list[str](), Counter[str]()
+        totals, own = dict[str, str](), list[ast.stmt]()
+
+        def name(base: str) -> str:
+            counts[base] += 1
+            return _numbered(base, counts[base] - 1)
+
+        first, g = 0, None
+        for x, t in zip(p.parts, tiled, strict=True):
+            for d, (index, extent) in enumerate(x.inner, first):
+                count = extent if len(x.inner) == 1 else no_less(extent, self.language)
+                self.given |= {f"J{d}": index, f"K{d}": count}
+            *around, k = range(first, first + len(x.inner))
+            first += len(x.inner)
+            begin, steps = name("first"), f"T.ceildiv(K{k}, BK)"
+            begun, span = self._span(
+                x, [*around, k], (m, "by * BM", "BM"), (n, "bx * BN", "BN"),
+                called=(begin, name("steps")), named=named,
+            )  # fmt: skip
+            step, turn = "step", ""
+            if span:
+                steps = span[-1].split()[0]
+            if around:
+                step, turn = f"(step % {steps})", f"(step // {steps})"
+            if begun:
+                step = f"({begin} + {step})"
+            lines = (
+                Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
+                Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
+            )  # fmt: skip
+            before = set(g.sums if g else ())
+            g = self.gemms(x, t, lines, name, g)
+            alone, places, of_one = self._alone(x, g, t, lines)
+            made += [*begun, *span, *g.made]
+            made += [f"T.clear({s})" for total, s in g.sums.items() if total not in before]
+            totals, own = totals | places, own + of_one
+            filled = "\n".join([*(o.filled for o in g.tiles.values()), *alone, *g.added])
+            loops.append(
+                f"""
     for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
         {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
 {_indented(filled, 2)}
+""".strip("\n")
+            )
+            totals |= {total: f"{x}[row, column]" for total, x in g.sums.items()}
+        behind = "; ".join(f"T.finalize_reducer(fold{n})" for n in range(len(own))) or "pass"
+        grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
+        summed = "\n".join(loops)
+        text = f"""
+with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
+    {self._apart("bz", batch)}
+    {"; ".join(made)}
+{summed}
     {behind}
     for row, column in T.Parallel(BM, BN):
         {self._apart("by * BM + row", m)}
@@ -116,13 +141,14 @@ for {at}, turn in T.Parallel({line.size}, BK):
         return made, places, [*given.values()]
 
     def _span(
-        self, p: Product, *lines: tuple[list[int], str, str], named: Named
-    ) -> tuple[list[str], list[str]]:
+        self, p: Product, turns: Sequence[int], *lines: tuple[list[int], str, str],
+        called: tuple[str, str], named: Named,
+    ) -> tuple[list[str], list[str]]:  # fmt: skip
         """Statements that say at which step of a tile's sum there is something that conditions do
-        not leave out, and for how many steps. `lines`: the indices that tiles go along, where one
-        begins, and how many it has."""
+        not leave out, and for how many steps, `called` so. `turns`: the numbers of its loops,
+        `lines`: the indices that tiles go along, where one begins, and how many it has."""
         index = p.inner[-1][0]
-        none, others = ("", 0), enumerate(p.inner[:-1])
+        none, others = ("", 0), zip(turns, p.inner[:-1])
         ranges = {name: (none, (f"K{d}", -1)) for d, (name, _) in others}
         for own, begin, size in lines:
             for d in own:
@@ -139,14 +165,16 @@ for {at}, turn in T.Parallel({line.size}, BK):
         begins, ends, some = span_of(tests, p.guards, index, most)
         if not (begins or ends or some):
             return [], []
-        first = [f"first = T.max(0, {', '.join(begins)}) // BK"] if begins else []
-        last = ", ".join([f"K{len(p.inner) - 1}", *ends])
-        steps = f"T.ceildiv({f'T.min({last})' if ends else last}, BK){' - first' if begins else ''}"
+        first = [f"{called[0]} = T.max(0, {', '.join(begins)}) // BK"] if begins else []
+        last = ", ".join([f"K{turns[-1]}", *ends])
+        steps = (
+            f"T.ceildiv({f'T.min({last})' if ends else last}, BK){f' - {called[0]}' * bool(begins)}"
+        )
         if begins or ends:
             steps = f"T.max({steps}, 0)"
         for x in some:
             steps = f"T.if_then_else({x} > 0, {steps}, 0)"
-        return first, [f"steps = {steps}"]
+        return first, [f"{called[1]} = {steps}"]
 
     def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
         """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of

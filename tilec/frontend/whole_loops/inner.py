@@ -214,7 +214,7 @@ class Inners:
             Line([last - 1], w.put(row), "BM"), Line([last], w.put(start), "BN"),
             Line([k], "0" if whole else f"{number} * BK", "BK", f"J{k}", f"K{k}"),
         )  # fmt: skip
-        g = w.gemms(p, i.tiled, lines, lambda base, same: w.own(base))
+        g = w.gemms(p, i.tiled, lines, w.own)
         clear = [f"T.clear({x})" for x in g.sums.values()]
         left = [t.filled for text, t in g.tiles.items() if text in g.left]
         right = [t.filled for text, t in g.tiles.items() if text not in g.left]

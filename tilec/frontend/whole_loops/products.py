@@ -32,6 +32,7 @@ from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.reader import Added, Decided, Own, Reader, counts_of, sizes_along
 from tilec.frontend.whole_loops.rows import is_pure
+from tilec.frontend.whole_loops.several import by_loops
 from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
 from tilec.support.syntax import every, names_in, stored_names
 
@@ -55,7 +56,8 @@ class Product:
     extents, and what it does with them: `before`, which stood before the loops, and `epilogue`.
     `rows`: indices on which all left operands depend and no right one, `columns`: the other way
     round. Iterations for which one of `guards` does not hold do nothing; `tests`: what all that is
-    added is under; `alone`: sums of what rows alone, or columns alone, say."""
+    added is under; `alone`: sums of what rows alone, or columns alone, say; `more`: what further
+    loops add to these sums, or to others."""
 
     outer: tuple[str, ...]
     rows: tuple[str, ...]
@@ -67,6 +69,12 @@ class Product:
     guards: tuple[ast.expr, ...] = ()
     tests: tuple[ast.expr, ...] = ()
     alone: tuple[Own, ...] = ()
+    more: tuple[Product, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Product, ...]:
+        """The product of each loop."""
+        return self, *self.more
 
     @property
     def pairs(self) -> list[tuple[Operand, Operand]]:
@@ -93,7 +101,7 @@ class Product:
         for s in self.sums:
             written += [s.total, s.dtype]
         texts = [*(o.text for o in self.operands), *(x.text for x in self.alone)]
-        return "\n".join([*map(ast.unparse, written), *texts])
+        return "\n".join([*map(ast.unparse, written), *texts, *(p.text for p in self.more)])
 
 
 def find_product(
@@ -110,6 +118,36 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     """The sums of products that a loop's body is; None for any other. `decided`: what is known of
     a condition before the kernel runs."""
     guards, body, otherwise = _guarded(nest)
+    if not all(is_pure(t, named) for t in guards):
+        return None
+    found = list[Product]()
+    for part in by_loops(body):
+        product = _of_loop(nest, guards, part, otherwise, named, decided)
+        if product is None:
+            return None
+        found.append(product)
+    if not found:
+        return None
+    first, *more = found
+    if any(
+        (p.rows, p.columns) != (first.rows, first.columns) or p.alone for p in found * bool(more)
+    ):
+        return None
+    begun = (*{ast.unparse(s): s for p in found for s in p.before}.values(),)
+    epilogue = first.epilogue
+    if guards:
+        test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), list(guards))
+        test = ast.copy_location(test, guards[0])
+        guarded = ast.copy_location(ast.If(test, [*begun, *epilogue], [*otherwise]), nest.body[-1])
+        begun, epilogue = (), (guarded,)
+    return replace(first, before=begun, epilogue=epilogue, more=tuple(more))
+
+
+def _of_loop(
+    nest: Nest, guards: Sequence[ast.expr], body: Sequence[ast.stmt],
+    otherwise: Sequence[ast.stmt], named: Named, decided: Decided,
+) -> Product | None:  # fmt: skip
+    """The product of a body that has one loop."""
     at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
     before, epilogue = body[:at], body[at + 1 :]
     behind = (*epilogue, *otherwise)
@@ -135,7 +173,7 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         return None
     inner, ends = ended
     asked = [*map(reader.meant, tests)]
-    if not all(is_pure(t, named) for t in (*asked, *ends, *guards)):
+    if not all(is_pure(t, named) for t in (*asked, *ends)):
         return None
     if alone and (asked or ends or guards or len(inner) > 1):
         return None
@@ -156,17 +194,20 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         side = rows if said & {*rows} else columns
         if not said or not said <= {*side} or sides.setdefault(ast.unparse(x.total), side) != side:
             return None
-    begun = tuple(reader.begun)
-    if guards:
-        test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), list(guards))
-        test = ast.copy_location(test, guards[0])
-        guarded = ast.copy_location(ast.If(test, [*begun, *epilogue], [*otherwise]), nest.body[-1])
-        begun, epilogue = (), (guarded,)
-    some = guards if not otherwise else ()
+    some = () if otherwise else tuple(guards)
     under = {ast.unparse(t): t for o in (sums[0].left, sums[0].right) for t in o.tests}
     tested = tuple(under.values())  # all sums have the same
     return Product(
-        nest.indices, rows, columns, inner, sums, begun, epilogue, some, tested, tuple(alone)
+        nest.indices,
+        rows,
+        columns,
+        inner,
+        sums,
+        tuple(reader.begun),
+        tuple(epilogue),
+        some,
+        tested,
+        tuple(alone),
     )
 
 

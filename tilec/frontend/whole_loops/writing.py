@@ -40,13 +40,15 @@ class Line(NamedTuple):
 class Gemms(NamedTuple):
     """T.gemm for each sum of a product: the tiles of its operands by their texts, `left`: those of
     rows, the fragments by what the author calls the sums, and the statements that make both, and
-    that add up."""
+    that add up. `kinds`: the names of tiles with what those of other operands must be alike in, to
+    be the same ones in another loop."""
 
     tiles: dict[str, OperandTile]
     left: set[str]
     sums: dict[str, str]
     made: list[str]
     added: list[str]
+    kinds: dict[str, tuple[object, ...]]
 
 
 class Writer:
@@ -62,41 +64,55 @@ class Writer:
             self.given |= {f"I{d}": index, f"E{d}": extent}
 
     def gemms(
-        self, p: Product, tiled: Tiling, lines: tuple[Line, Line, Line], name: Callable[..., str]
-    ) -> Gemms:
-        """`lines`: of rows, of columns, and of the sum; `name` makes names of a base, of which
-        there are so many."""
+        self, p: Product, tiled: Tiling, lines: tuple[Line, Line, Line],
+        name: Callable[[str], str], known: Gemms | None = None,
+    ) -> Gemms:  # fmt: skip
+        """`lines`: of rows, of columns, and of the sum; `name` makes names of a base; `known`: what
+        a loop before this one adds up, maybe to the same sums, and whose tiles are free again."""
         rows, columns, turns = lines
         tiles, left = dict[str, OperandTile](), set[str]()
-        sums: dict[str, str] = {}
-        added = []
+        sums, kinds = (dict(known.sums), dict(known.kinds)) if known else ({}, {})
+        free, made, added = dict(kinds), list[str](), list[str]()
         for s in p.sums:
-            total = sums.setdefault(ast.unparse(s.total), name("sums", len(sums)))
-            self.given[f"DTYPE_{total}"] = s.dtype
-            for operand, line in ((s.left, rows), (s.right, columns)):
-                if operand.text not in tiles:
-                    base, same = "a_tile", len(left)
-                    if line is columns:
-                        base, same = "b_tile", len(tiles) - len(left)
-                    own = name(base, same)
-                    tiles[operand.text] = self._operand(own, operand, line, turns, tiled)
-                    left |= {operand.text} if line is rows else set()
+            if (called := ast.unparse(s.total)) not in sums:
+                total = sums[called] = name("sums")
+                self.given[f"DTYPE_{total}"] = s.dtype
+                made.append(f"{total} = T.alloc_fragment((BM, BN), DTYPE_{total})")
+            for o, line in ((s.left, rows), (s.right, columns)):
+                if o.text not in tiles:
+                    kind = tiled.kinds[o.text], line is rows, self._goes_down(o, line, turns, tiled)
+                    same = next((x for x, k in free.items() if k == kind), "")
+                    own = same or name("a_tile" if line is rows else "b_tile")
+                    tile = self._operand(own, o, line, turns, tiled)
+                    if same:
+                        del free[same]
+                        tile = tile._replace(made=tile.made.rpartition("; ")[0])
+                    tiles[o.text], kinds[own] = tile, kind
+                    left |= {o.text} if line is rows else set()
             a, b = tiles[s.left.text], tiles[s.right.text]
             turned = f"transpose_A={a.k_first}, transpose_B={not b.k_first}"
-            added.append(f"T.gemm({a.name}, {b.name}, {total}, {turned})")
-        made = [t.made for t in tiles.values()]
-        made += [f"{x} = T.alloc_fragment((BM, BN), DTYPE_{x})" for x in sums.values()]
-        return Gemms(tiles, left, sums, made, added)
+            added.append(f"T.gemm({a.name}, {b.name}, {sums[called]}, {turned})")
+        made = [*(t.made for t in tiles.values() if t.made), *made]
+        return Gemms(tiles, left, sums, made, added, kinds)
+
+    def _goes_down(self, o: Operand, line: Line, k: Line, tiled: Tiling) -> bool:
+        """Whether an operand's tile goes down its columns along the sum."""
+        turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
+        if o.text in tiled.copied:
+            along, at = o.where(turn), o.where(own[0])
+            return along is not None and at is not None and along < at
+        return not o.ends_with(turn) and any(map(o.ends_with, own))
 
     def _operand(self, name: str, o: Operand, line: Line, k: Line, tiled: Tiling) -> OperandTile:
-        """A tile of an operand along its rows or columns, and along the sum."""
+        """A tile of an operand along its rows or columns, and along the sum; what makes it stands
+        behind what makes its parts."""
         turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
         begins = {turn: (k.begin, k.size)}
         if len(own) == 1:
             begins[own[0]] = line.begin, line.size
         if o.text in tiled.copied:
             return self._tile(name, o, begins)
-        k_first = not o.ends_with(turn) and any(map(o.ends_with, own))
+        k_first = self._goes_down(o, line, k, tiled)
         at, step = self.own("at"), self.own("turn")
         parts, puts = list[OperandTile](), dict[str, ast.expr]()
         for e in {e.text: e for e in o.elements() if e.text in tiled.parts}.values():
