@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +16,7 @@ from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
 from tilec.frontend.whole_loops.spans import Most, span_of
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.frontend.whole_loops.writing import Gemms, Line, OperandTile, Writer
+from tilec.frontend.whole_loops.writing import Gemms, Line, Writer, indented
 from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
@@ -74,18 +73,16 @@ class Blocks(Writer):
                 Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
                 Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
             )  # fmt: skip
-            before = set(g.sums if g else ())
             g = self.gemms(x, t, lines, name, g)
             alone, places, of_one = self._alone(x, g, t, lines)
-            made += [*begun, *span, *g.made]
-            made += [f"T.clear({s})" for total, s in g.sums.items() if total not in before]
+            made += [*begun, *span, *g.made, *g.begun]
             totals, own = totals | places, own + of_one
             filled = "\n".join([*(o.filled for o in g.tiles.values()), *alone, *g.added])
             loops.append(
                 f"""
     for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
         {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
-{_indented(filled, 2)}
+{indented(filled, 2)}
 """.strip("\n")
             )
             totals |= {total: f"{x}[row, column]" for total, x in g.sums.items()}
@@ -178,62 +175,35 @@ for {at}, turn in T.Parallel({line.size}, BK):
 
     def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
         """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of
-        these rows, four of its iterations at once, and then those that are left."""
+        these rows."""
         m, n = map(self.nest.indices.index, (p.row, p.column))
         batch = [d for d in range(len(self.nest.indices)) if d not in (m, n)]
         for d, (index, extent) in enumerate(p.inner):
             count = extent if len(p.inner) == 1 else no_less(extent, self.language)
             self.given |= {f"J{d}": index, f"K{d}": count}
-        k = len(p.inner) - 1
-        around, steps = [f"J{d}" for d in range(k)], f"T.ceildiv(K{k}, BK)"
-        extents = [f"K{d}" for d in range(k)]
-        of = {p.row: ("by * BM", "BM"), p.column: ("bx * BN", "BN")}
-        turns = {p.inner[-1][0]: (f"(step % {steps}) * BK", "BK")}
-        row, column, turn = map(self.own, ("row", "column", "turn"))
-        tiles, elements = list[OperandTile](), dict[str, str]()
-        for e in p.tiles:
-            line = p.row if p.row in e.names else p.column
-            tiles.append(self._tile(self.own("tile"), e, {line: of[line], **turns}))
-            elements[e.text] = self._place(tiles[-1], row if line == p.row else column, turn)
-        made = [t.made for t in tiles]
-        for name, dtype in p.kept.items():
-            kept = self.own(name)
-            elements[name] = f"{self.given[kept]}[{self.given[row]}, {self.given[column]}]"
-            made.append(f"{kept} = T.alloc_fragment((BM, BN), {self.put(dtype)})")
-        each = f"""for {row}, {column} in T.Parallel(BM, BN):
-    I{m} = by * BM + {row}
-    I{n} = bx * BN + {column}
-"""
-        turned = f"""    J{k} = (step % {steps}) * BK + {turn}
-    STEP
-"""
-        filled = "\n".join(t.filled for t in tiles)
-        inside = f"I{m} < E{m} and I{n} < E{n}"
+        self.given |= sizes
+        *around, k = range(len(p.inner))
+        extents, steps = [f"K{d}" for d in around], f"T.ceildiv(K{k}, BK)"
+        turn = f"(step % {steps}) * BK"
+        lines = (
+            Line([m], "by * BM", "BM"), Line([n], "bx * BN", "BN"),
+            Line([k], turn, "BK", f"J{k}", f"K{k}"),
+        )  # fmt: skip
+        g = self.paired(p, lines)
+        filled = "\n".join([*(t.filled for t in g.tiles.values()), *g.added])
         text = f"""
 with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM), {_product(batch)}) as (bx, by, bz):
     {self._apart("bz", batch)}
-    {"; ".join(made)}
-{_indented(each, 1)}
-        BEGIN
+    {"; ".join(g.made)}
+{indented(g.begun[0], 1)}
     for step in T.Pipelined({" * ".join([*extents, steps])}, num_stages=2):
-        {unravelled(around, extents, f"(step // {steps})")}
-{_indented(filled, 2)}
-        count = T.min(BK, K{k} - (step % {steps}) * BK)
-        for four in T.serial(count // 4):
-{_indented(each, 3)}
-                for part in T.unroll(4):
-                    {turn} = four * 4 + part
-{_indented(turned, 4)}
-        for rest in T.serial(count % 4):
-{_indented(each, 3)}
-                {turn} = count // 4 * 4 + rest
-{_indented(turned, 3)}
-{_indented(each, 1)}
-        if {inside}: BODY
+        {unravelled([f"J{d}" for d in around], extents, f"(step // {steps})")}
+{indented(filled, 2)}
+{indented(g.head, 1)}
+        if I{m} < E{m} and I{n} < E{n}: BODY
 """
-        begin = [_without_dtype(s) for s in p.before]
-        self.given |= {"BEGIN": begin, "STEP": [*p.body], "BODY": [*p.named, *p.epilogue], **sizes}
-        return self._written(text, own=elements)
+        self.given["BODY"] = [*p.named, *p.epilogue]
+        return self._written(text, own=g.places)
 
     def elements(
         self, about: Sequence[int], unit: int, sizes: Sequence[bool], edges: bool, holds: object
@@ -371,18 +341,6 @@ def tile_of(about: Sequence[int], unit: int) -> list[int]:
 def threads_of(tile: Sequence[int]) -> int:
     """The threads of a tile."""
     return max(_THREADS // 2, min(2 * _THREADS, math.prod(tile) // 8))
-
-
-def _indented(text: str, levels: int) -> str:
-    return textwrap.indent(text.strip("\n"), " " * 4 * levels)
-
-
-def _without_dtype(s: ast.stmt) -> ast.stmt:
-    """An assignment to what has its dtype."""
-    match s:
-        case ast.AnnAssign(target, _, ast.expr() as value):
-            return ast.copy_location(ast.Assign([target], value), s)
-    return s
 
 
 def _numbered(name: str, number: int) -> str:

@@ -18,9 +18,9 @@ from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.groups import by_one_row, in_groups
 from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.missed import missed_product
-from tilec.frontend.whole_loops.operands import Tiling
+from tilec.frontend.whole_loops.operands import Operand, Tiling
 from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
-from tilec.frontend.whole_loops.pairs import find_pairs
+from tilec.frontend.whole_loops.pairs import Pairs, find_pairs
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.frontend.whole_loops.products import Product, find_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
@@ -123,28 +123,21 @@ class WholeLoops(Tilings):
     def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest with sums of products inside of its loops."""
 
-        def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
+        def find(inner: nests.Nest) -> tuple[Product | Pairs, Tiling | None, int] | None:
             typed = self._typed(inner, named)
-            product = self._product(typed, named, used)
-            if (
-                product is None
-                or product.alone
-                or product.more
-                or inner.indices[-1] not in product.columns
-            ):
+            product, column = self._product(typed, named, used), inner.indices[-1]
+            if product is not None and self._is_inside(product, column):
+                product = self._without_bounds(product)
+                tiled = self._tiled(product, typed, named, column)
+                if tiled is not None:
+                    dtypes = [d for d in tiled.dtypes.values() if d]
+                    return product, tiled, self._widest(product.operands, dtypes)
+            pairs = self._pairs(typed, named)
+            if pairs is None or pairs.column != column:
                 return None
-            if not all(self._is_fixed(e) for _, e in product.inner):
+            if not all(self._is_fixed(e) for _, e in pairs.inner):
                 return None
-            if self._number([e for _, e in product.inner]) < LEAST:
-                return None
-            product = self._without_bounds(product)
-            tiled = self._tiled(product, typed, named, inner.indices[-1])
-            if tiled is None:
-                return None
-            tensors = (self.names.get(o.tensor.id) for o in product.operands if o.tensor)
-            dtypes = [getattr(x, "dtype", FLOAT32) for x in tensors]
-            dtypes += [self._dtype_of(d) or FLOAT32 for d in tiled.dtypes.values() if d]
-            return product, tiled, max(d.bits for d in dtypes) // 8
+            return pairs, None, self._widest(pairs.operands, ())
 
         used = self.frame.source.used_names() | self.names.keys() | self.whole_names
 
@@ -216,14 +209,35 @@ class WholeLoops(Tilings):
         made = self._over_tiles(blocks, named)
         return None if made is None else (made, blocks.names)
 
-    def _of_pairs(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
-        """A nest that compares rows with rows, in tiles of which there are enough for a GPU."""
+    def _is_inside(self, p: Product, column: str) -> bool:
+        """Whether a product is one of what a loop over `column` adds up, and no short one."""
+        if p.alone or p.more or column not in p.columns:
+            return False
+        fixed = all(self._is_fixed(e) for _, e in p.inner)
+        return fixed and self._number([e for _, e in p.inner]) >= LEAST
+
+    def _widest(self, operands: Sequence[Operand], dtypes: Sequence[ast.expr]) -> int:
+        """The bytes of the widest of operands' elements, and of such dtypes."""
+        found = [self._kind_of(o, None) for o in operands if o.tensor is not None]
+        found += map(self._dtype_of, dtypes)
+        return max((d or FLOAT32).bits for d in found) // 8
+
+    def _pairs(self, nest: nests.Nest, named: nests.Named) -> Pairs | None:
+        """The rows that a nest compares with others, where it is known of what dtype what it keeps
+        of these is."""
 
         def length(extent: ast.expr) -> int:
             return self._about(extent)[0] or _LONG
 
-        found = find_pairs(blocks.nest, named, length) if self.row_lanes else None
+        found = find_pairs(nest, named, length) if self.row_lanes else None
         if found is None or any(self._dtype_of(dtype) is None for dtype in found.kept.values()):
+            return None
+        return found
+
+    def _of_pairs(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
+        """A nest that compares rows with rows, in tiles of which there are enough for a GPU."""
+        found = self._pairs(blocks.nest, named)
+        if found is None:
             return None
         outputs = self._number(blocks.nest.extents)
         side = next((n for n in (64, 32) if outputs >= n * n * _MANY), 16)

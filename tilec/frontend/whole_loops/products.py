@@ -77,6 +77,21 @@ class Product:
         return self, *self.more
 
     @property
+    def kept(self) -> dict[str, ast.expr]:
+        """The dtypes of the sums, by what the body calls them."""
+        return {ast.unparse(s.total): s.dtype for s in self.sums}
+
+    @property
+    def behind(self) -> tuple[ast.stmt, ...]:
+        return *self.before, *self.epilogue
+
+    def how(self) -> list[str]:
+        """Which of the sums operands are added to, and as what."""
+        names = [*self.kept]
+        texts = [(names.index(ast.unparse(s.total)), ast.unparse(s.dtype)) for s in self.sums]
+        return [*map(str, texts)]
+
+    @property
     def pairs(self) -> list[tuple[Operand, Operand]]:
         return [(s.left, s.right) for s in self.sums]
 
