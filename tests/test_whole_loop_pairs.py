@@ -210,7 +210,8 @@ def assigned(
 
 @tilec.kernel
 def kernels_of(
-    X: T.Tensor((M, K), f16), Y: T.Tensor((K, N), f16), W: T.Tensor((N,), f32), S: T.Tensor((M,), f32)
+    X: T.Tensor((M, K), f16), Y: T.Tensor((K, N), f16), W: T.Tensor((N,), f32),
+    S: T.Tensor((M,), f32),
 ) -> None:  # fmt: skip
     """Two variables of a pair, the largest and the sum, and what both say, folded twice."""
     for i in T.Parallel(M):
