@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilec.frontend.branches import same_value
@@ -79,23 +80,22 @@ class WholeLoops(Tilings):
             if nests.is_elementwise(nest, named):
                 return self._elements(node, nest)
             return self._by_threads(node, nest, named)
-        for single in in_ways(nest, named, used, self._decided):
-            self.whole_names |= assigned_names([*single.body])
-            used = used | self.whole_names
-            typed = self._typed(in_two_loops(single, named), named)
-            product = self._product(typed, named, used) if tiles else None
-            if product is not None:
-                product = self._without_bounds(product)
-                break
-        blocks = Blocks(node, typed, used, self.threads)
-        if product is not None and (tiled := self._tilings(product, typed, named)):
-            edges = not self._stays_inside(product.epilogue, nest.indices, extents)
+        typed, product, tiled = self._summed(nest, named, bool(tiles))
+        if tiles and (groups := self._in_all_groups(nest)) is not nest:
+            other = self._summed(groups, named, True)
+            if self._work(*other) < self._work(typed, product, tiled):
+                typed, product, tiled = other
+        if product is not None and tiled:
+            extents = [self.expression(e) for e in typed.extents]
+            edges = not self._stays_inside(product.epilogue, typed.indices, extents)
             text = "\n".join([product.text, *(t.text for t in tiled)])
             key = node, text, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
+                blocks = Blocks(node, typed, used | self.whole_names, self.threads)
                 written[key] = blocks.product(product, tiled, tiles, edges, named), blocks.names
             return written[key]
+        blocks = Blocks(node, typed, used | self.whole_names, self.threads)
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         inner = self._of_sums(node, nest, named) if self.row_lanes else None
@@ -106,6 +106,52 @@ class WholeLoops(Tilings):
         if made is None and self.row_lanes:
             made = blocks.rows(named, self._static, self.row_lanes)
         return self._by_threads(node, nest, named) if made is None else (made, blocks.names)
+
+    def _summed(
+        self, nest: nests.Nest, named: nests.Named, tiles: bool
+    ) -> tuple[nests.Nest, Product | None, list[Tiling]]:
+        """A nest with dtypes, the sums of products that it is, if it may be `tiles`, and these."""
+        product = None
+        for single in in_ways(nest, named, {*self._used_names()}, self._decided):
+            self.whole_names |= assigned_names([*single.body])
+            typed = self._typed(in_two_loops(single, named), named)
+            product = self._product(typed, named, self._used_names()) if tiles else None
+            if product is not None:
+                product = self._without_bounds(product)
+                break
+        return typed, product, [] if product is None else self._tilings(product, typed, named)
+
+    def _used_names(self) -> set[str]:
+        return self.frame.source.used_names() | self.names.keys() | self.whole_names
+
+    def _fresh(self, base: str) -> str:
+        name = nests.fresh_name(base, self._used_names())
+        self.whole_names.add(name)
+        return name
+
+    def _work(
+        self, nest: nests.Nest, product: Product | None, tiled: Sequence[Tiling]
+    ) -> tuple[float, int]:
+        """About how many multiplications tiles make of one that an iteration has, and how many
+        indices no tile can go along, as both operands depend on them."""
+        if product is None or not tiled:
+            return math.inf, 0
+        extents, made = dict(zip(nest.indices, nest.extents)), 0.0
+        for p, t in zip(product.parts, tiled):
+            lines = [self._number([extents[i] for i in x]) for x in (t.rows, t.columns)]
+            *around, depth = [self._number([e]) for _, e in p.inner]
+            empty = math.prod(max(LEAST, n) / max(n, 1) for n in lines)
+            made += empty * math.prod(around) * max(LEAST, depth)
+        return made, len(nest.indices) - len(product.rows) - len(product.columns)
+
+    def _in_all_groups(self, nest: nests.Nest) -> nests.Nest:
+        """The nest with two indices in place of each that is divided."""
+        while True:
+            groups = in_groups(nest, self._is_fixed, self._is_last(nest), self._fresh)
+            found = next(groups, None)
+            if found is None:
+                return nest
+            nest = found
 
     def _by_threads(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form:
         """A nest of which a thread does whole iterations: several, where its loops are short."""
@@ -139,14 +185,7 @@ class WholeLoops(Tilings):
                 return None
             return pairs, None, self._widest(pairs.operands, ())
 
-        used = self.frame.source.used_names() | self.names.keys() | self.whole_names
-
-        def fresh(base: str) -> str:
-            name = nests.fresh_name(base, used)
-            used.add(name)
-            self.whole_names.add(name)
-            return name
-
+        used, fresh = self._used_names(), self._fresh
         nest = with_ends_of_rows(nest, named, self._decided, self._dtype_of)
         nest = one_by_one(nest, named, used, self._decided)
         self.whole_names |= assigned_names([*nest.body])
