@@ -303,8 +303,9 @@ class WholeLoops(Tilings):
 
     def _product(self, nest: nests.Nest, named: nests.Named, used: set[str]) -> Product | None:
         return find_product(
-            nest, named, self._decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
-        )
+            nest, named, self._decided, lambda extent: self._about(extent)[0], self._dtype_of,
+            lambda base: nests.fresh_name(base, used),
+        )  # fmt: skip
 
     def _tell_missed(self, nest: nests.Nest, named: nests.Named, written: nests.Nest) -> None:
         """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU;

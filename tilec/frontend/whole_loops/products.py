@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.frontend.whole_loops.nests import (
@@ -37,6 +37,8 @@ from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
 from tilec.support.syntax import every, names_in, stored_names
 
 _SHORT = 16  # what is added up, of which a thread adds all
+_FEW = 32  # what is added up, along which a tile may be nearly empty
+Length = Callable[[ast.expr], int]
 Loops = tuple[tuple[str, ast.expr], ...]
 
 
@@ -120,24 +122,24 @@ class Product:
 
 
 def find_product(
-    nest: Nest, named: Named, decided: Decided, dtype_of: DtypeOf, fresh: Fresh
+    nest: Nest, named: Named, decided: Decided, length: Length, dtype_of: DtypeOf, fresh: Fresh
 ) -> Product | None:
     """The sums of products that a nest is, also where elements are what is added to."""
-    found = product_of(nest, named, decided)
+    found = product_of(nest, named, decided, length)
     if found is None:
-        found = product_of(in_variables(nest, named, dtype_of, "", fresh), named, decided)
+        found = product_of(in_variables(nest, named, dtype_of, "", fresh), named, decided, length)
     return found
 
 
-def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
+def product_of(nest: Nest, named: Named, decided: Decided, length: Length) -> Product | None:
     """The sums of products that a loop's body is; None for any other. `decided`: what is known of
-    a condition before the kernel runs."""
+    a condition before the kernel runs; `length`: about how long an extent is, 0 for very long."""
     guards, body, otherwise = _guarded(nest)
     if not all(is_pure(t, named) for t in guards):
         return None
     found = list[Product]()
     for part in by_loops(body):
-        product = _of_loop(nest, guards, part, otherwise, named, decided)
+        product = _of_loop(nest, guards, part, otherwise, named, decided, length)
         if product is None:
             return None
         found.append(product)
@@ -160,7 +162,7 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
 
 def _of_loop(
     nest: Nest, guards: Sequence[ast.expr], body: Sequence[ast.stmt],
-    otherwise: Sequence[ast.stmt], named: Named, decided: Decided,
+    otherwise: Sequence[ast.stmt], named: Named, decided: Decided, length: Length,
 ) -> Product | None:  # fmt: skip
     """The product of a body that has one loop."""
     at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
@@ -192,14 +194,14 @@ def _of_loop(
         return None
     if alone and (asked or ends or guards or len(inner) > 1):
         return None
-    made = _sums(added, asked, ends, inner, nest, named)
+    made = _sums(added, asked, ends, inner, nest, named, length)
     for turn in turns_of([o for _, _, *pair in added for o in pair], dict(inner), nest.indices):
         extent = dict(inner)[turn.index]
         if made is None and not alone and not _is_short(extent, named):
             turned = [(x, d, turn.operand(a), turn.operand(b)) for x, d, a, b in added]
             loops_turned = [(x, turn.extent if x == turn.index else e) for x, e in inner]
             inside = [turn.inside(extent), *map(turn.of, ends)]
-            made = _sums(turned, [*map(turn.of, asked)], inside, loops_turned, nest, named)
+            made = _sums(turned, [*map(turn.of, asked)], inside, loops_turned, nest, named, length)
     if made is None:
         return None
     inner, sums, rows, columns = made
@@ -272,7 +274,7 @@ def _with_ends(
 
 def _sums(
     added: Sequence[Added], tests: Sequence[ast.expr], ends: Sequence[ast.expr],
-    inner: Sequence[tuple[str, ast.expr]], nest: Nest, named: Named,
+    inner: Sequence[tuple[str, ast.expr]], nest: Nest, named: Named, length: Length,
 ) -> tuple[Loops, tuple[Sum, ...], tuple[str, ...], tuple[str, ...]] | None:  # fmt: skip
     """The loops, the last of which tiles go along, the sums, and their rows and columns."""
     sums, fixed = list[Sum](), set[str]()
@@ -283,7 +285,7 @@ def _sums(
         if pair is None:
             return None
         sums.append(Sum(total, dtype, *pair))
-    loops = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed)
+    loops = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed, length)
     if not loops:
         return None
     values = [*zip(nest.indices, nest.extents), *loops[:-1]]
@@ -329,16 +331,22 @@ def _levels(
 
 
 def _longest_last(
-    inner: Sequence[tuple[str, ast.expr]], operands: Sequence[Operand], fixed: set[str]
-) -> Loops:
+    inner: Sequence[tuple[str, ast.expr]], operands: Sequence[Operand], fixed: set[str],
+    length: Length,
+) -> Loops:  # fmt: skip
     """Loops in an order in which tiles go along the last one, the longest that can be: none of
-    those that are `fixed`, if there are others, and one that is an index by itself, if any is."""
+    those that are `fixed`, if there are others that are not short, and one that is an index by
+    itself, if any is."""
 
     def size(loop: tuple[str, ast.expr]) -> int:
         extent = loop[1].value if isinstance(loop[1], ast.Constant) else None
         return extent if isinstance(extent, int) else sys.maxsize
 
-    along = [loop for loop in inner if loop[0] not in fixed] or [*inner]
+    def about(loop: tuple[str, ast.expr]) -> int:
+        return min(size(loop), length(loop[1]) or sys.maxsize)
+
+    long = [loop for loop in inner if about(loop) > _FEW] or [*inner]
+    along = [loop for loop in long if loop[0] not in fixed] or long
     along = [loop for loop in along if all(o.is_along(loop[0]) for o in operands)] or along
     if not along:
         return ()
