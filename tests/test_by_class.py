@@ -70,6 +70,7 @@ REASONS = {
     "passes/mem2reg.py": VALUES,
     "passes/narrow_operands.py": VALUES,
     "passes/pad_tiles.py": LOWERING,
+    "passes/split_operands.py": VALUES,
     "passes/recognise_gathers.py": LOWERING,
     "passes/utils/loop_body.py": VALUES,
     "passes/pair_halves.py": VALUES,

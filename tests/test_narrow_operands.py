@@ -65,11 +65,13 @@ def test_operands_are_as_narrow_as_what_they_hold(target: str) -> None:
 
 @pytest.mark.parametrize("how", ["scaled", "constant", "read"])
 def test_what_holds_other_numbers_stays(how: str) -> None:
-    """Products, constants that float16 has not, and tiles that others read."""
+    """Products, constants that float16 has not, and tiles that others read: of a tile that none
+    reads there are pieces (`split_operands`)."""
     text = masked.compile(*specs(), target="cuda:sm_90a", how=how).stages["infer_layouts"]
     products = [line for line in text.splitlines() if " gemm %" in line]
     assert products and not any(".f16" in line for line in products)
-    assert "%a = alloc shared<64x32xf32" in text
+    assert ("%a = alloc shared<64x32xf32" in text) == (how == "read")
+    assert "%a_lower = alloc shared<64x32xtf32" in text
 
 
 @pytest.mark.covering(1)

@@ -1,4 +1,4 @@
-"""Products of float32 numbers by those of float16 or bfloat16: three products of TF32."""
+"""Products of float32 numbers by those of float16 or bfloat16: two or three of TF32."""
 
 from typing import Any
 
@@ -31,16 +31,19 @@ def left(
         T.copy(c, C[by * rows, bx * 32])
 
 
-@tilec.kernel
-def normed(
-    X: T.Tensor((M, K), f16), G: T.Tensor((K,), f16), W: T.Tensor((N, K), f16),
-    Y: T.Tensor((M, N), f32),
-) -> None:  # fmt: skip
-    for i, j in T.Parallel(M, N):
-        acc = 0.0
-        for k in range(K):
-            acc += T.float32(X[i, k]) * (T.float32(G[k]) * T.float32(W[j, k]))
-        Y[i, j] = acc
+def normed(gains: str) -> Any:
+    @tilec.kernel
+    def main(
+        X: T.Tensor((M, K), f16), G: T.Tensor((K,), gains), W: T.Tensor((N, K), f16),
+        Y: T.Tensor((M, N), f32),
+    ) -> None:  # fmt: skip
+        for i, j in T.Parallel(M, N):
+            acc = 0.0
+            for k in range(K):
+                acc += T.float32(X[i, k]) * (T.float32(G[k]) * T.float32(W[j, k]))
+            Y[i, j] = acc
+
+    return main
 
 
 def products(kernel: Any, target: str, *arrays: Any, **given: Any) -> list[str]:
@@ -74,13 +77,20 @@ def test_products_are_exact(target: str, rng: np.random.Generator) -> None:
     assert (errors <= 6 * 2.0**-24 * sizes[rest][finite]).all()
 
 
-def test_the_other_operand(rng: np.random.Generator) -> None:
-    """What whole loops compute on its way into a tile."""
-    x, g, w = (rng.standard_normal(s).astype(f16) for s in ((33, 80), 80, (40, 80)))
+@pytest.mark.parametrize("gains, pieces", [(f16, 2), (f32, 3)])
+def test_the_other_operand(gains: str, pieces: int, rng: np.random.Generator) -> None:
+    """What whole loops compute on its way into a tile, of which there is none but its pieces': a
+    product of two halves has 22 bits."""
+    x, w = (rng.standard_normal(s).astype(f16) for s in ((33, 80), (40, 80)))
+    g = rng.standard_normal(80).astype(gains)
+    w[:, 0], w[3, 5], x[:, 5] = 6e-8, np.inf, abs(x[:, 5]) + 1
     y = np.full((33, 40), np.nan, f32)
-    sizes = {"BM": 64, "BN": 64, "BK": 32}
-    assert len(products(normed, "cuda:sm_90a", x, g, w, y, **sizes)) == 3
-    run(normed, "cuda:sm_90a", x, g, w, y, **sizes)
+    sizes, kernel = {"BM": 64, "BN": 64, "BK": 32}, normed(gains)
+    assert len(products(kernel, "cuda:sm_90a", x, g, w, y, **sizes)) == pieces
+    text = kernel.compile(x, g, w, y, target="cuda:sm_90a", **sizes).stages["tile"]
+    assert text.count("alloc shared<64x32xtf32>") == pieces
+    assert text.count("alloc shared<64x32xf32>") == 1  # x's
+    run(kernel, "cuda:sm_90a", x, g, w, y, **sizes)
     expected = x.astype(float) @ (g.astype(float) * w.astype(float)).T
     np.testing.assert_allclose(y, expected, atol=2e-5)
 

@@ -10,7 +10,7 @@ from tilec import kernel
 
 pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
-B, S, H, G, K = T.dynamic("B, S, H, G, K")
+B, S, H, G, K, D, E, N = T.dynamic("B, S, H, G, K, D, E, N")
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 f16, f32, i8, i32 = "float16", "float32", "int8", "int32"
 
@@ -137,3 +137,60 @@ def test_a_head_with_keys_of_its_own_is_one_row(target: str) -> None:
         assert made.stages["tile"].count("gemm") == 4
     run(own_keys, target, q, w, v, bias, y)
     np.testing.assert_allclose(y, want, rtol=2e-3, atol=2e-3)
+
+
+@kernel
+def upsampled(
+    X: T.Tensor((B, H, S, D), f16), W: T.Tensor((D, N, 2, 2), f16),
+    Y: T.Tensor((B, 2 * H, 2 * S, N), f32),
+) -> None:  # fmt: skip
+    """A transposed convolution."""
+    for b, y, x, n in T.Parallel(B, 2 * H, 2 * S, N):
+        acc = 0.0
+        for c in range(D):
+            acc += T.float32(X[b, y // 2, x // 2, c]) * T.float32(W[c, n, y % 2, x % 2])
+        Y[b, y, x, n] = acc
+
+
+@kernel
+def grouped(
+    X: T.Tensor((B, H, D), f16), W: T.Tensor((3, E, D), f16),
+    Y: T.Tensor((B, H, D), f32),
+) -> None:  # fmt: skip
+    """A convolution in groups of E channels; there may be fewer in the last one."""
+    for b, y, c in T.Parallel(B, H, D):
+        acc = 0.0
+        for r in range(3):
+            for e in range(E):
+                if 0 <= y + r - 1 < H:
+                    acc += T.float32(X[b, y + r - 1, c // E * E + e]) * T.float32(W[r, e, c])
+        Y[b, y, c] = acc
+
+
+def halves(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(f16)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_of_indices_that_are_divided(target: str) -> None:
+    """Rows and columns of tiles are parts of them: pixels of an image, and channels of a group."""
+    x, w, y = halves(2, 5, 19, 20), halves(20, 18, 2, 2), np.full((2, 10, 38, 18), 77, f32)
+    sizes = {"BM": 16, "BN": 16, "BK": 16}
+    if target != "cpu":
+        made = upsampled.compile(x, w, y, target=target, **sizes).stages["tile"]
+        assert "copy %X[%b, %group, " in made and "(1, 1, 16, 16), %a_tile" in made
+    run(upsampled, target, x, w, y, **sizes)
+    want = np.einsum("byxc,cnrs->byrxsn", x.astype(float), w.astype(float)).reshape(y.shape)
+    np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("channels, width", [(48, 16), (40, 16)])
+def test_channels_of_a_group_are_columns(channels: int, width: int, target: str) -> None:
+    x, w = halves(2, 21, channels), halves(3, width, channels)
+    y = np.full((2, 21, channels), 77, f32)
+    run(grouped, target, x, w, y, BM=16, BN=16, BK=16)
+    padded = np.pad(x.astype(float), [(0, 0), (1, 1), (0, -channels % width)])
+    first = np.arange(channels) // width * width
+    want = sum(padded[:, r : r + 21, first + e] * w[r, e] for r in range(3) for e in range(width))
+    np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)

@@ -347,3 +347,34 @@ def test_a_stride_and_padding_of_run_time(h: int, step: int, pad: int, target: s
     y = np.zeros(slid(around, w, step).shape, f32)
     made = any_stride.compile(x, w, y, step, pad, target="cuda:sm_90a", **TILES)
     assert "select" not in made.stages["tile"]
+
+
+@tilec.kernel
+def weight_gradient(
+    X: T.Tensor((B, M, K), f16), dY: T.Tensor((B, M, N), f16), dW: T.Tensor((3, K, N), f32)
+) -> None:
+    for r, c, n in T.Parallel(3, K, N):
+        acc = 0.0
+        for b in range(B):
+            for y in range(M):
+                if 0 <= y + r - 1 < M:
+                    acc += T.float32(X[b, y + r - 1, c]) * T.float32(dY[b, y, n])
+        dW[r, c, n] = acc
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("images, pixels, along", [(3, 37, "(1, 32, 32)"), (40, 5, "(32, 1, 32)")])
+def test_a_short_loop_is_not_what_tiles_go_along(
+    images: int, pixels: int, along: str, target: str
+) -> None:
+    """A few images, but many pixels, though a condition tells apart what rows add of these."""
+    x, dy = (numbers(f16, images, pixels, n) for n in (20, 18))
+    w = np.full((3, 20, 18), 77, f32)
+    if target != "cpu":
+        text = weight_gradient.compile(x, dy, w, target=target, **TILES).stages["tile"]
+        (brought,) = (line for line in text.splitlines() if "copy %dY" in line)
+        assert along in brought
+    run(weight_gradient, target, x, dy, w, **TILES)
+    x = np.pad(x.astype(np.float64), [(0, 0), (1, 1), (0, 0)])
+    want = [np.einsum("byc,byn->cn", x[:, r : r + pixels], dy) for r in range(3)]
+    np.testing.assert_allclose(w, want, rtol=1e-3, atol=1e-2)

@@ -187,3 +187,69 @@ def test_rows_at_a_distance_and_in_place() -> None:
     run(distances, "cuda:sm_90a", x, y, o[:, :33])
     np.testing.assert_allclose(o[:, :33], want, rtol=1e-4)
     assert (o[:, 33:] == 77).all()
+
+
+@tilec.kernel
+def assigned(
+    X: T.Tensor((B, M, K), f32), C: T.Tensor((B, N, K), f32), A: T.Tensor((B, M), i32),
+    D: T.Tensor((B, M), f32),
+) -> None:  # fmt: skip
+    for b, i in T.Parallel(B, M):
+        best, at = T.infinity("float32"), 0
+        for j in range(N):
+            square = 0.0
+            for k in range(K):
+                t = X[b, i, k] - C[b, j, k]
+                square += t * t
+            if square < best:
+                best = square
+                at = j
+        A[b, i] = at
+        D[b, i] = best
+
+
+@tilec.kernel
+def kernels_of(
+    X: T.Tensor((M, K), f16), Y: T.Tensor((K, N), f16), W: T.Tensor((N,), f32),
+    S: T.Tensor((M,), f32),
+) -> None:  # fmt: skip
+    """Two variables of a pair, the largest and the sum, and what both say, folded twice."""
+    for i in T.Parallel(M):
+        total = 0.0
+        for j in range(N):
+            apart, most = 1.0, 0.0
+            for k in range(K):
+                gap = T.abs(T.float32(X[i, k]) - T.float32(Y[k, j]))
+                apart += gap
+                most = T.max(most, gap)
+            total += W[j] * T.exp(-apart / most)
+        for j in range(N):
+            gap = 0.0
+            for k in range(K):
+                gap = T.max(gap, T.abs(T.float32(X[i, k]) - T.float32(Y[k, j])))
+            total = T.max(total, gap)
+        S[i] = total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("m, n, k", [(33, 70, 13), (5, 0, 3), (2, 1, 70)])
+def test_what_a_loop_inside_folds(m: int, n: int, k: int, target: str) -> None:
+    """Its tiles have what a pair of rows keeps in registers, of tiles in shared memory."""
+    x, c = numbers(f32, 2, m, k), numbers(f32, 2, n, k)
+    at, least = np.full((2, m), 77, i32), np.full((2, m), 77, f32)
+    if target != "cpu" and k == 13:
+        made = assigned.compile(x, c, at, least, target=target).stages["tile"]
+        assert made.count("alloc shared") == 2 and made.count("load %X") == 0
+    run(assigned, target, x, c, at, least)
+    squares = ((x[:, :, None].astype(np.float64) - c[:, None]) ** 2).sum(-1)
+    np.testing.assert_array_equal(at, squares.argmin(-1) if n else 0)
+    np.testing.assert_allclose(least, squares.min(-1, initial=np.inf), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_several_things_that_a_loop_inside_folds(target: str) -> None:
+    x, y, w, s = numbers(f16, 37, 75), numbers(f16, 75, 41), numbers(f32, 41), np.full(37, 77, f32)
+    run(kernels_of, target, x, y, w, s)
+    gaps = np.abs(x[:, :, None].astype(np.float64) - y)
+    total = (w * np.exp(-(gaps.sum(1) + 1) / gaps.max(1))).sum(1)
+    np.testing.assert_allclose(s, np.maximum(total, gaps.max((1, 2))), rtol=1e-4)

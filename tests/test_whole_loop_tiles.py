@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -12,6 +13,7 @@ import tilec.language as T
 pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 B, M, N = T.dynamic("B, M, N")
+f16, f32 = "float16", "float32"
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 Columns = T.Tensor((N,), "float32")
 Rows = T.Tensor((M,), "float32")
@@ -399,3 +401,41 @@ def test_arrays_that_share_memory(rng: np.random.Generator) -> None:
     want = _softmax(x.astype(np.float64), 0)
     assert tilec.simulate(softmax_of_columns, x, x, target="cuda:sm_90a").ok
     np.testing.assert_allclose(x, want, rtol=1e-4)
+
+
+@tilec.kernel
+def ranked(
+    X: T.Tensor((M, N), f16), W: T.Tensor((N,), f32), R: T.Tensor((M, N), "int32"),
+    S: T.Tensor((M, N), f32),
+) -> None:  # fmt: skip
+    """All of a row for each of its elements."""
+    for r, i in T.Parallel(M, N):
+        n, total, most = 0, 1.0, -T.infinity("float32")
+        for j in range(N):
+            n += T.int32(X[r, j] < X[r, i] or (X[r, j] == X[r, i] and j < i))
+            total += T.abs(T.float32(X[r, j]) - T.float32(X[r, i])) * W[j]
+        for j in range(N):
+            if W[i] > 0:
+                most = T.max(most, T.float32(X[r, j]) * W[i])
+        R[r, i] = n
+        S[r, i] = total + most
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("m, n", [(3, 70), (2, 300), (0, 40), (1, 1)])
+def test_iterations_that_go_along_the_same_share_it(target: str, m: int, n: int) -> None:
+    """A tile has rows of them, which the elements that are theirs alone come to first."""
+    rng = np.random.default_rng(m + n)
+    x, w = rng.integers(-20, 20, (m, n)).astype(f16), rng.standard_normal(n).astype(f32)
+    w[:1] = 1
+    ranks, s = np.full((m, n), 77, "int32"), np.full((m, n), 77, f32)
+    if target != "cpu" and n > 32:
+        made = ranked.compile(x, w, ranks, s, target=target).stages["tile"]
+        assert "alloc fragment<16x128xi32>" in made and "alloc fragment<16xf16>" in made
+    run(ranked, target, x, w, ranks, s)
+    np.testing.assert_array_equal(ranks, x.argsort(1, kind="stable").argsort(1, kind="stable"))
+    wide = x.astype(float)
+    total = 1 + (abs(wide[:, None] - wide[..., None]) * w).sum(-1)
+    most = (wide[:, None] * w[:, None]).max(-1, initial=-np.inf)
+    want = total + np.where(w > 0, most, -np.inf)
+    np.testing.assert_allclose(s, want, rtol=1e-3, atol=1e-3)

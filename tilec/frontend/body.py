@@ -161,7 +161,14 @@ class BodyReader:
             used = self.source.used_names()
             for single in order.in_ways(nest, self.meaning, used, decided):
                 typed = dtypes.with_dtypes(single, self.meaning)
-                args = typed, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
+                args = (
+                    typed,
+                    self.meaning,
+                    lambda test: side,
+                    lambda e: 0,
+                    lambda dtype: FLOAT32,
+                    str,
+                )
                 if (product := products.find_product(*args)) is not None:
                     return product
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
@@ -16,7 +16,7 @@ from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
 from tilec.frontend.whole_loops.spans import Most, span_of
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.frontend.whole_loops.writing import Gemms, Line, OperandTile, Writer
+from tilec.frontend.whole_loops.writing import Gemms, Line, Writer, indented
 from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
@@ -35,43 +35,65 @@ class Blocks(Writer):
         self.asked = asked
 
     def product(
-        self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool, named: Named
-    ) -> ast.With:
-        """A tiled T.gemm for each sum, with tiles of `sizes` along what is `tiled`; `edges`: its
-        results are compared with the loop's extents."""
-        m, n = ([p.outer.index(i) for i in line] for line in (tiled.rows, tiled.columns))
+        self, p: Product, tiled: Sequence[Tiling], sizes: Mapping[str, str], edges: bool,
+        named: Named,
+    ) -> ast.With:  # fmt: skip
+        """A tiled T.gemm for each sum, in a loop for each of `p.parts`, with tiles of `sizes` along
+        what is `tiled`; `edges`: its results are compared with the loop's extents."""
+        m, n = ([p.outer.index(i) for i in line] for line in (tiled[0].rows, tiled[0].columns))
         batch = [d for d in range(len(p.outer)) if d not in (*m, *n)]
         batches = f", {_product(batch)}" * bool(batch)
-        for d, (index, extent) in enumerate(p.inner):
-            count = extent if len(p.inner) == 1 else no_less(extent, self.language)
-            self.given |= {f"J{d}": index, f"K{d}": count}
-        *around, k = range(len(p.inner))
-        steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
-        begin, span = self._span(p, (m, "by * BM", "BM"), (n, "bx * BN", "BN"), named=named)
-        if span:
-            steps = "steps"
-        if around:
-            step, turn = f"(step % {steps})", f"(step // {steps})"
-        if begin:
-            step = f"(first + {step})"
-        lines = (
-            Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
-            Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
-        )  # fmt: skip
-        g = self.gemms(p, tiled, lines, _numbered)
-        alone, totals, own = self._alone(p, g, tiled, lines)
-        made = [*g.made, *(f"T.clear({x})" for x in g.sums.values())]
-        filled = "\n".join([*(t.filled for t in g.tiles.values()), *alone, *g.added])
-        totals |= {total: f"{x}[row, column]" for total, x in g.sums.items()}
+        made, loops, counts = list[str](), list[str](), Counter[str]()
+        totals, own = dict[str, str](), list[ast.stmt]()
+
+        def name(base: str) -> str:
+            counts[base] += 1
+            return _numbered(base, counts[base] - 1)
+
+        first, g = 0, None
+        for x, t in zip(p.parts, tiled, strict=True):
+            for d, (index, extent) in enumerate(x.inner, first):
+                count = extent if len(x.inner) == 1 else no_less(extent, self.language)
+                self.given |= {f"J{d}": index, f"K{d}": count}
+            *around, k = range(first, first + len(x.inner))
+            first += len(x.inner)
+            begin, steps = name("first"), f"T.ceildiv(K{k}, BK)"
+            begun, span = self._span(
+                x, [*around, k], (m, "by * BM", "BM"), (n, "bx * BN", "BN"),
+                called=(begin, name("steps")), named=named,
+            )  # fmt: skip
+            step, turn = "step", ""
+            if span:
+                steps = span[-1].split()[0]
+            if around:
+                step, turn = f"(step % {steps})", f"(step // {steps})"
+            if begun:
+                step = f"({begin} + {step})"
+            lines = (
+                Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
+                Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
+            )  # fmt: skip
+            g = self.gemms(x, t, lines, name, g)
+            alone, places, of_one = self._alone(x, g, t, lines)
+            made += [*begun, *span, *g.made, *g.begun]
+            totals, own = totals | places, own + of_one
+            filled = "\n".join([*(o.filled for o in g.tiles.values()), *alone, *g.added])
+            loops.append(
+                f"""
+    for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
+        {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
+{indented(filled, 2)}
+""".strip("\n")
+            )
+            totals |= {total: f"{x}[row, column]" for total, x in g.sums.items()}
         behind = "; ".join(f"T.finalize_reducer(fold{n})" for n in range(len(own))) or "pass"
         grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
+        summed = "\n".join(loops)
         text = f"""
 with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
     {self._apart("bz", batch)}
-    {"; ".join([*begin, *span, *made])}
-    for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
-        {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
-{_indented(filled, 2)}
+    {"; ".join(made)}
+{summed}
     {behind}
     for row, column in T.Parallel(BM, BN):
         {self._apart("by * BM + row", m)}
@@ -116,13 +138,14 @@ for {at}, turn in T.Parallel({line.size}, BK):
         return made, places, [*given.values()]
 
     def _span(
-        self, p: Product, *lines: tuple[list[int], str, str], named: Named
-    ) -> tuple[list[str], list[str]]:
+        self, p: Product, turns: Sequence[int], *lines: tuple[list[int], str, str],
+        called: tuple[str, str], named: Named,
+    ) -> tuple[list[str], list[str]]:  # fmt: skip
         """Statements that say at which step of a tile's sum there is something that conditions do
-        not leave out, and for how many steps. `lines`: the indices that tiles go along, where one
-        begins, and how many it has."""
+        not leave out, and for how many steps, `called` so. `turns`: the numbers of its loops,
+        `lines`: the indices that tiles go along, where one begins, and how many it has."""
         index = p.inner[-1][0]
-        none, others = ("", 0), enumerate(p.inner[:-1])
+        none, others = ("", 0), zip(turns, p.inner[:-1])
         ranges = {name: (none, (f"K{d}", -1)) for d, (name, _) in others}
         for own, begin, size in lines:
             for d in own:
@@ -139,73 +162,48 @@ for {at}, turn in T.Parallel({line.size}, BK):
         begins, ends, some = span_of(tests, p.guards, index, most)
         if not (begins or ends or some):
             return [], []
-        first = [f"first = T.max(0, {', '.join(begins)}) // BK"] if begins else []
-        last = ", ".join([f"K{len(p.inner) - 1}", *ends])
-        steps = f"T.ceildiv({f'T.min({last})' if ends else last}, BK){' - first' if begins else ''}"
+        first = [f"{called[0]} = T.max(0, {', '.join(begins)}) // BK"] if begins else []
+        last = ", ".join([f"K{turns[-1]}", *ends])
+        steps = (
+            f"T.ceildiv({f'T.min({last})' if ends else last}, BK){f' - {called[0]}' * bool(begins)}"
+        )
         if begins or ends:
             steps = f"T.max({steps}, 0)"
         for x in some:
             steps = f"T.if_then_else({x} > 0, {steps}, 0)"
-        return first, [f"steps = {steps}"]
+        return first, [f"{called[1]} = {steps}"]
 
     def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
         """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of
-        these rows, four of its iterations at once, and then those that are left."""
+        these rows."""
         m, n = map(self.nest.indices.index, (p.row, p.column))
         batch = [d for d in range(len(self.nest.indices)) if d not in (m, n)]
         for d, (index, extent) in enumerate(p.inner):
             count = extent if len(p.inner) == 1 else no_less(extent, self.language)
             self.given |= {f"J{d}": index, f"K{d}": count}
-        k = len(p.inner) - 1
-        around, steps = [f"J{d}" for d in range(k)], f"T.ceildiv(K{k}, BK)"
-        extents = [f"K{d}" for d in range(k)]
-        of = {p.row: ("by * BM", "BM"), p.column: ("bx * BN", "BN")}
-        turns = {p.inner[-1][0]: (f"(step % {steps}) * BK", "BK")}
-        row, column, turn = map(self.own, ("row", "column", "turn"))
-        tiles, elements = list[OperandTile](), dict[str, str]()
-        for e in p.tiles:
-            line = p.row if p.row in e.names else p.column
-            tiles.append(self._tile(self.own("tile"), e, {line: of[line], **turns}))
-            elements[e.text] = self._place(tiles[-1], row if line == p.row else column, turn)
-        made = [t.made for t in tiles]
-        for name, dtype in p.kept.items():
-            kept = self.own(name)
-            elements[name] = f"{self.given[kept]}[{self.given[row]}, {self.given[column]}]"
-            made.append(f"{kept} = T.alloc_fragment((BM, BN), {self.put(dtype)})")
-        each = f"""for {row}, {column} in T.Parallel(BM, BN):
-    I{m} = by * BM + {row}
-    I{n} = bx * BN + {column}
-"""
-        turned = f"""    J{k} = (step % {steps}) * BK + {turn}
-    STEP
-"""
-        filled = "\n".join(t.filled for t in tiles)
-        inside = f"I{m} < E{m} and I{n} < E{n}"
+        self.given |= sizes
+        *around, k = range(len(p.inner))
+        extents, steps = [f"K{d}" for d in around], f"T.ceildiv(K{k}, BK)"
+        turn = f"(step % {steps}) * BK"
+        lines = (
+            Line([m], "by * BM", "BM"), Line([n], "bx * BN", "BN"),
+            Line([k], turn, "BK", f"J{k}", f"K{k}"),
+        )  # fmt: skip
+        g = self.paired(p, lines)
+        filled = "\n".join([*(t.filled for t in g.tiles.values()), *g.added])
         text = f"""
 with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM), {_product(batch)}) as (bx, by, bz):
     {self._apart("bz", batch)}
-    {"; ".join(made)}
-{_indented(each, 1)}
-        BEGIN
+    {"; ".join(g.made)}
+{indented(g.begun[0], 1)}
     for step in T.Pipelined({" * ".join([*extents, steps])}, num_stages=2):
-        {unravelled(around, extents, f"(step // {steps})")}
-{_indented(filled, 2)}
-        count = T.min(BK, K{k} - (step % {steps}) * BK)
-        for four in T.serial(count // 4):
-{_indented(each, 3)}
-                for part in T.unroll(4):
-                    {turn} = four * 4 + part
-{_indented(turned, 4)}
-        for rest in T.serial(count % 4):
-{_indented(each, 3)}
-                {turn} = count // 4 * 4 + rest
-{_indented(turned, 3)}
-{_indented(each, 1)}
-        if {inside}: BODY
+        {unravelled([f"J{d}" for d in around], extents, f"(step // {steps})")}
+{indented(filled, 2)}
+{indented(g.head, 1)}
+        if I{m} < E{m} and I{n} < E{n}: BODY
 """
-        begin = [_without_dtype(s) for s in p.before]
-        self.given |= {"BEGIN": begin, "STEP": [*p.body], "BODY": [*p.named, *p.epilogue], **sizes}
-        return self._written(text, own=elements)
+        self.given["BODY"] = [*p.named, *p.epilogue]
+        return self._written(text, own=g.places)
 
     def elements(
         self, about: Sequence[int], unit: int, sizes: Sequence[bool], edges: bool, holds: object
@@ -343,18 +341,6 @@ def tile_of(about: Sequence[int], unit: int) -> list[int]:
 def threads_of(tile: Sequence[int]) -> int:
     """The threads of a tile."""
     return max(_THREADS // 2, min(2 * _THREADS, math.prod(tile) // 8))
-
-
-def _indented(text: str, levels: int) -> str:
-    return textwrap.indent(text.strip("\n"), " " * 4 * levels)
-
-
-def _without_dtype(s: ast.stmt) -> ast.stmt:
-    """An assignment to what has its dtype."""
-    match s:
-        case ast.AnnAssign(target, _, ast.expr() as value):
-            return ast.copy_location(ast.Assign([target], value), s)
-    return s
 
 
 def _numbered(name: str, number: int) -> str:

@@ -285,3 +285,10 @@ def _is_int(value: ast.expr) -> bool:
 
 def _text(dtype: DType, at: ast.expr) -> ast.expr:
     return ast.copy_location(ast.Constant(dtype.name), at)
+
+
+def with_both(a: DType, b: DType) -> DType | None:
+    """The dtype of 16 bits that one of two is, which has all numbers of the other, one of 8."""
+    wide, narrow = (a, b) if a.bits > b.bits else (b, a)
+    small = narrow.is_int or narrow.name.startswith(("float8_e4m3", "float8_e5m2"))
+    return wide if wide.is_float and wide.bits == 16 and narrow.bits == 8 and small else None

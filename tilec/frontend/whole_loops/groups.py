@@ -7,10 +7,10 @@
                 acc += (Q[b, h, d]                          acc += (Q[b, g * 8 + r, d]
                         * K[b, s, h // 8, d])                       * K[b, s, g, d])
 
-What the group's rows are multiplied by is the same for all of them: so they are the rows of a
-tile. Those beyond the last head read nothing that counts, and store out of bounds, which is not
-done. Where each iteration has its own, `K[b, h, s, d]`, it is a group of one row,
-`Q[b, h + one, d]` for `one` in `range(1)`.
+What the group's rows are multiplied by is the same for all of them: so they are the rows of a tile.
+Those beyond the last head read nothing that counts, and store out of bounds, which is not done; of
+an extent that is a product with the size of groups there are none. Where each iteration has its
+own, `K[b, h, s, d]`, it is a group of one row, `Q[b, h + one, d]` for `one` in `range(1)`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,30 @@ def in_groups(
             if isinstance(n.op, ast.FloorDiv) and _is(n.left, index) and is_fixed(n.right)
         }
         for text, size in divisors.items():
-            if not stays_inside(index):
-                continue
+            count = _times(extent, text)
+            if count is None:
+                if not stays_inside(index):
+                    continue
+                up = f"(({ast.unparse(extent)}) + ({text}) - 1) // ({text})"
+                count = ast.parse(up, mode="eval").body
             group, row = fresh("group"), fresh(index)
             apart = _Apart(index, text, group, row)
-            count = ast.parse(f"(({ast.unparse(extent)}) + ({text}) - 1) // ({text})", mode="eval")
             at = nest.indices.index(index)
             yield Nest(
                 (*nest.indices[:at], group, row, *nest.indices[at + 1 :]),
-                (*nest.extents[:at], count.body, size, *nest.extents[at + 1 :]),
+                (*nest.extents[:at], count, size, *nest.extents[at + 1 :]),
                 tuple(map(apart.visit, copy.deepcopy(nest.body))),
             )
+
+
+def _times(extent: ast.expr, size: str) -> ast.expr | None:
+    """How many groups of a size an extent is that is written as a product with it."""
+    match extent:
+        case ast.BinOp(left, ast.Mult(), right) if ast.unparse(right) == size:
+            return left
+        case ast.BinOp(left, ast.Mult(), right) if ast.unparse(left) == size:
+            return right
+    return None
 
 
 def by_one_row(nest: Nest, fresh: Fresh) -> Nest:

@@ -10,7 +10,8 @@
 
 The loop over `k` goes, and `acc` is a name for one more element of the tile that those over `j`
 read (`tile_loops`). What several loops add up anew is added up anew for each of their tiles, by
-tensor cores: there is no tensor of all the sums.
+tensor cores: there is no tensor of all the sums. Where the loop over `k` compares rows otherwise,
+as distances do, threads do what it says with tiles of these rows (`pairs`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tilec.frontend.whole_loops.nests import (
     unravelled,
 )
 from tilec.frontend.whole_loops.operands import Tiling
+from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import is_pure, needed_by
 from tilec.frontend.whole_loops.tile_places import Summed
@@ -47,18 +49,26 @@ _STEP = 128  # and what it has of longer ones
 
 
 class Inner(NamedTuple):
-    """The sums of a loop's body, and how their tiles are gone along; the indices and extents of the
-    `loops` in one another; the `bytes` of an operand; `names`: what stands for each sum, by what
-    the author calls it."""
+    """The sums of a loop's body, and how their tiles are gone along, where T.gemm adds them up; the
+    indices and extents of the `loops` in one another; the `bytes` of an operand; `names`: what
+    stands for each sum, by what the author calls it."""
 
     loops: list[tuple[str, ast.expr]]
-    product: Product
-    tiled: Tiling
+    product: Product | Pairs
+    tiled: Tiling | None
     bytes: int
     names: dict[str, str]
 
+    @property
+    def lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The rows and the columns that tiles go along."""
+        if isinstance(self.product, Pairs):
+            return (self.product.row,), (self.product.column,)
+        assert self.tiled is not None
+        return self.tiled.rows, self.tiled.columns
 
-Find = Callable[[Nest], tuple[Product, Tiling, int] | None]
+
+Find = Callable[[Nest], tuple[Product | Pairs, Tiling | None, int] | None]
 
 
 def without_sums(
@@ -74,8 +84,8 @@ def without_sums(
             found.append(inner)
             s = _without(s, inner, fresh)
         body.append(s)
-    rows = {i for inner in found for i in inner.tiled.rows}
-    lines = [line for inner in found for line in (inner.tiled.rows, inner.tiled.columns)]
+    rows = {i for inner in found for i in inner.lines[0]}
+    lines = [line for inner in found for line in inner.lines]
     if len(rows) != 1 or not rows <= {*nest.indices} or any(len(line) > 1 for line in lines):
         return None
     for at, (old, new) in enumerate(zip(nest.body, body)):
@@ -111,11 +121,13 @@ def _inner_of(
         return None
     product, tiled, size = found
     texts = {*map(ast.unparse, known)}
-    product = replace(
-        product, before=tuple(t for t in product.before if ast.unparse(t) not in texts)
-    )
-    names = {ast.unparse(x.total): "" for x in product.sums}
-    return Inner(loops, product, tiled, size, {total: fresh("total") for total in names})
+    if isinstance(product, Pairs):
+        others = tuple(t for t in product.named if ast.unparse(t) not in texts)
+        product = replace(product, named=others)
+    else:
+        before = tuple(t for t in product.before if ast.unparse(t) not in texts)
+        product = replace(product, before=before)
+    return Inner(loops, product, tiled, size, {total: fresh("total") for total in product.kept})
 
 
 def _names_for_places(nest: Nest, at: int, named: Named) -> list[ast.stmt]:
@@ -134,14 +146,12 @@ def _names_for_places(nest: Nest, at: int, named: Named) -> list[ast.stmt]:
 def _without(s: ast.stmt, inner: Inner, fresh: Fresh) -> ast.stmt:
     """The loop, each of whose sums is a name's."""
     body, own = list[ast.stmt](), dict[str, str]()
-    for x in inner.product.sums:
-        total = ast.unparse(x.total)
-        if total not in own:
-            own[total] = fresh("acc")
-            made = ast.Name(inner.names[total], ast.Load())
-            body.append(ast.AnnAssign(ast.Name(own[total], ast.Store()), x.dtype, made, simple=1))
+    for total, dtype in inner.product.kept.items():
+        own[total] = fresh("acc")
+        made = ast.Name(inner.names[total], ast.Load())
+        body.append(ast.AnnAssign(ast.Name(own[total], ast.Store()), dtype, made, simple=1))
     put = Put({total: ast.Name(name, ast.Load()) for total, name in own.items()})
-    for t in (*inner.product.before, *inner.product.epilogue):
+    for t in inner.product.behind:
         t = put.visit(copy.deepcopy(t))
         match t:
             case ast.AugAssign(ast.Name(name), op, value) if name in own.values():
@@ -181,10 +191,9 @@ class Inners:
         found = next((i for i in self.inner if names & {*i.names.values()}), None)
         if found is None:
             return Summed([], [], {}, False)
-        p, totals = found.product, [*found.names]
-        sums = [(totals.index(ast.unparse(s.total)), ast.unparse(s.dtype)) for s in p.sums]
-        texts = (*(o.text for o in p.operands), *(ast.unparse(e) for _, e in p.inner))
-        key, before = (texts, *sums, start, sizes), list[ast.stmt]()
+        p = found.product
+        texts = [*(o.text for o in p.operands), *(ast.unparse(e) for _, e in p.inner)]
+        key, before = (*texts, *p.how(), start, sizes), list[ast.stmt]()
         if key not in self.made:
             self.made[key] = self._written(found, row, start, sizes)
             before = self.made[key].before
@@ -203,9 +212,9 @@ class Inners:
         depth = 0 if around else self.depth(p.inner[-1][1])
         if isinstance(p.inner[-1][1], ast.BinOp):
             depth = 0  # which may be a little more than that
-        moving = {n for n, _ in others} & {n for s in p.sums for n in s.left.names}
-        whole = not moving and 0 < depth <= _DEEP // i.bytes and len(p.sums) == 1
-        deep = next_power_of_2(depth) if whole else _STEP // i.bytes // len(p.sums)
+        moving = {n for n, _ in others} & {n for o in p.operands for n in o.names}
+        whole = not moving and 0 < depth <= _DEEP // i.bytes and len(p.kept) == 1
+        deep = next_power_of_2(depth) if whole else _STEP // i.bytes // len(p.kept)
         for name, size in zip(("BM", "BN", "BK"), (*sizes, max(16, deep))):
             w.given[name] = ast.Constant(size)
         step, steps = w.own("step"), f"T.ceildiv(K{k}, BK)"
@@ -214,18 +223,21 @@ class Inners:
             Line([last - 1], w.put(row), "BM"), Line([last], w.put(start), "BN"),
             Line([k], "0" if whole else f"{number} * BK", "BK", f"J{k}", f"K{k}"),
         )  # fmt: skip
-        g = w.gemms(p, i.tiled, lines, lambda base, same: w.own(base))
-        clear = [f"T.clear({x})" for x in g.sums.values()]
+        if isinstance(p, Pairs):
+            g = w.paired(p, lines)
+        else:
+            assert i.tiled is not None
+            g = w.gemms(p, i.tiled, lines, w.own)
         left = [t.filled for text, t in g.tiles.items() if text in g.left]
         right = [t.filled for text, t in g.tiles.items() if text not in g.left]
-        made, each = g.made, [*clear, *right, *g.added]
+        made, each = g.made, [*g.begun, *right, *g.added]
         if whole:
             made = [*made, *left]
         else:
             names, extents = [f"J{d}" for d in around], [f"K{d}" for d in around]
             loop = f"for {step} in T.Pipelined({' * '.join([*extents, steps])}, num_stages=2):"
-            body = [unravelled(names, extents, turn), *left, *right, *g.added]
-            each = [*clear, loop, textwrap.indent("\n".join(body), "    ")]
+            body = "\n".join([unravelled(names, extents, turn), *left, *right, *g.added])
+            each = [*g.begun, loop, textwrap.indent(body, "    ")]
         fragments = {total: str(w.given[x]) for total, x in g.sums.items()}
-        before, again = (w.filled("\n".join(x)) for x in (made, each))
+        before, again = (w.filled("\n".join(x), own=g.places) for x in (made, each))
         return Summed(before, again, fragments, whole)

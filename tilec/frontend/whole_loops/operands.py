@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilec.frontend.whole_loops.nests import elements_of, indices_of
+from tilec.ir.types import DType
 from tilec.support.syntax import names_in
 
 
@@ -67,7 +68,7 @@ class Tiling:
     """Which indices tiles go along, as one, and how operands, by their texts, come into these:
     `copied`, or computed in `dtypes` (None: in that of the element that it is) from elements, some
     of which, `parts`, are copied. `ended`: those that are 0 by themselves where the sum has
-    ended."""
+    ended; `kinds`: the dtypes of their tiles."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -75,6 +76,7 @@ class Tiling:
     parts: frozenset[str]
     dtypes: Mapping[str, ast.expr | None]
     ended: frozenset[str]
+    kinds: Mapping[str, DType | None]
 
     @property
     def text(self) -> str:

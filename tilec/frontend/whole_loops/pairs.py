@@ -9,7 +9,8 @@
 
 Each element is read for all rows of the other tensor. So it comes to shared memory once for a tile
 of them, and what iterations keep, `s`, is a fragment: threads do with it what the loop says, in the
-loop's order, for any loop that reads elements which depend on `i` or on `j`.
+loop's order, for any loop that reads elements which depend on `i` or on `j`. Where a loop inside
+counts `j`, and folds what comes of each row, its tiles have such fragments (`inner`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,18 @@ class Pairs:
     named: tuple[ast.stmt, ...]
     body: tuple[ast.stmt, ...]
     epilogue: tuple[ast.stmt, ...]
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return self.tiles
+
+    @property
+    def behind(self) -> tuple[ast.stmt, ...]:
+        return *self.named, *self.epilogue
+
+    def how(self) -> list[str]:
+        """What is done with the elements."""
+        return [*map(ast.unparse, (*self.before, *self.body))]
 
 
 def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> Pairs | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.frontend.whole_loops.nests import (
@@ -32,10 +32,13 @@ from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.reader import Added, Decided, Own, Reader, counts_of, sizes_along
 from tilec.frontend.whole_loops.rows import is_pure
+from tilec.frontend.whole_loops.several import by_loops
 from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
 from tilec.support.syntax import every, names_in, stored_names
 
 _SHORT = 16  # what is added up, of which a thread adds all
+_FEW = 32  # what is added up, along which a tile may be nearly empty
+Length = Callable[[ast.expr], int]
 Loops = tuple[tuple[str, ast.expr], ...]
 
 
@@ -55,7 +58,8 @@ class Product:
     extents, and what it does with them: `before`, which stood before the loops, and `epilogue`.
     `rows`: indices on which all left operands depend and no right one, `columns`: the other way
     round. Iterations for which one of `guards` does not hold do nothing; `tests`: what all that is
-    added is under; `alone`: sums of what rows alone, or columns alone, say."""
+    added is under; `alone`: sums of what rows alone, or columns alone, say; `more`: what further
+    loops add to these sums, or to others."""
 
     outer: tuple[str, ...]
     rows: tuple[str, ...]
@@ -67,6 +71,27 @@ class Product:
     guards: tuple[ast.expr, ...] = ()
     tests: tuple[ast.expr, ...] = ()
     alone: tuple[Own, ...] = ()
+    more: tuple[Product, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Product, ...]:
+        """The product of each loop."""
+        return self, *self.more
+
+    @property
+    def kept(self) -> dict[str, ast.expr]:
+        """The dtypes of the sums, by what the body calls them."""
+        return {ast.unparse(s.total): s.dtype for s in self.sums}
+
+    @property
+    def behind(self) -> tuple[ast.stmt, ...]:
+        return *self.before, *self.epilogue
+
+    def how(self) -> list[str]:
+        """Which of the sums operands are added to, and as what."""
+        names = [*self.kept]
+        texts = [(names.index(ast.unparse(s.total)), ast.unparse(s.dtype)) for s in self.sums]
+        return [*map(str, texts)]
 
     @property
     def pairs(self) -> list[tuple[Operand, Operand]]:
@@ -93,23 +118,53 @@ class Product:
         for s in self.sums:
             written += [s.total, s.dtype]
         texts = [*(o.text for o in self.operands), *(x.text for x in self.alone)]
-        return "\n".join([*map(ast.unparse, written), *texts])
+        return "\n".join([*map(ast.unparse, written), *texts, *(p.text for p in self.more)])
 
 
 def find_product(
-    nest: Nest, named: Named, decided: Decided, dtype_of: DtypeOf, fresh: Fresh
+    nest: Nest, named: Named, decided: Decided, length: Length, dtype_of: DtypeOf, fresh: Fresh
 ) -> Product | None:
     """The sums of products that a nest is, also where elements are what is added to."""
-    found = product_of(nest, named, decided)
+    found = product_of(nest, named, decided, length)
     if found is None:
-        found = product_of(in_variables(nest, named, dtype_of, "", fresh), named, decided)
+        found = product_of(in_variables(nest, named, dtype_of, "", fresh), named, decided, length)
     return found
 
 
-def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
+def product_of(nest: Nest, named: Named, decided: Decided, length: Length) -> Product | None:
     """The sums of products that a loop's body is; None for any other. `decided`: what is known of
-    a condition before the kernel runs."""
+    a condition before the kernel runs; `length`: about how long an extent is, 0 for very long."""
     guards, body, otherwise = _guarded(nest)
+    if not all(is_pure(t, named) for t in guards):
+        return None
+    found = list[Product]()
+    for part in by_loops(body):
+        product = _of_loop(nest, guards, part, otherwise, named, decided, length)
+        if product is None:
+            return None
+        found.append(product)
+    if not found:
+        return None
+    first, *more = found
+    if any(
+        (p.rows, p.columns) != (first.rows, first.columns) or p.alone for p in found * bool(more)
+    ):
+        return None
+    begun = (*{ast.unparse(s): s for p in found for s in p.before}.values(),)
+    epilogue = first.epilogue
+    if guards:
+        test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), list(guards))
+        test = ast.copy_location(test, guards[0])
+        guarded = ast.copy_location(ast.If(test, [*begun, *epilogue], [*otherwise]), nest.body[-1])
+        begun, epilogue = (), (guarded,)
+    return replace(first, before=begun, epilogue=epilogue, more=tuple(more))
+
+
+def _of_loop(
+    nest: Nest, guards: Sequence[ast.expr], body: Sequence[ast.stmt],
+    otherwise: Sequence[ast.stmt], named: Named, decided: Decided, length: Length,
+) -> Product | None:  # fmt: skip
+    """The product of a body that has one loop."""
     at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
     before, epilogue = body[:at], body[at + 1 :]
     behind = (*epilogue, *otherwise)
@@ -135,18 +190,18 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         return None
     inner, ends = ended
     asked = [*map(reader.meant, tests)]
-    if not all(is_pure(t, named) for t in (*asked, *ends, *guards)):
+    if not all(is_pure(t, named) for t in (*asked, *ends)):
         return None
     if alone and (asked or ends or guards or len(inner) > 1):
         return None
-    made = _sums(added, asked, ends, inner, nest, named)
+    made = _sums(added, asked, ends, inner, nest, named, length)
     for turn in turns_of([o for _, _, *pair in added for o in pair], dict(inner), nest.indices):
         extent = dict(inner)[turn.index]
         if made is None and not alone and not _is_short(extent, named):
             turned = [(x, d, turn.operand(a), turn.operand(b)) for x, d, a, b in added]
             loops_turned = [(x, turn.extent if x == turn.index else e) for x, e in inner]
             inside = [turn.inside(extent), *map(turn.of, ends)]
-            made = _sums(turned, [*map(turn.of, asked)], inside, loops_turned, nest, named)
+            made = _sums(turned, [*map(turn.of, asked)], inside, loops_turned, nest, named, length)
     if made is None:
         return None
     inner, sums, rows, columns = made
@@ -156,17 +211,20 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         side = rows if said & {*rows} else columns
         if not said or not said <= {*side} or sides.setdefault(ast.unparse(x.total), side) != side:
             return None
-    begun = tuple(reader.begun)
-    if guards:
-        test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), list(guards))
-        test = ast.copy_location(test, guards[0])
-        guarded = ast.copy_location(ast.If(test, [*begun, *epilogue], [*otherwise]), nest.body[-1])
-        begun, epilogue = (), (guarded,)
-    some = guards if not otherwise else ()
+    some = () if otherwise else tuple(guards)
     under = {ast.unparse(t): t for o in (sums[0].left, sums[0].right) for t in o.tests}
     tested = tuple(under.values())  # all sums have the same
     return Product(
-        nest.indices, rows, columns, inner, sums, begun, epilogue, some, tested, tuple(alone)
+        nest.indices,
+        rows,
+        columns,
+        inner,
+        sums,
+        tuple(reader.begun),
+        tuple(epilogue),
+        some,
+        tested,
+        tuple(alone),
     )
 
 
@@ -216,7 +274,7 @@ def _with_ends(
 
 def _sums(
     added: Sequence[Added], tests: Sequence[ast.expr], ends: Sequence[ast.expr],
-    inner: Sequence[tuple[str, ast.expr]], nest: Nest, named: Named,
+    inner: Sequence[tuple[str, ast.expr]], nest: Nest, named: Named, length: Length,
 ) -> tuple[Loops, tuple[Sum, ...], tuple[str, ...], tuple[str, ...]] | None:  # fmt: skip
     """The loops, the last of which tiles go along, the sums, and their rows and columns."""
     sums, fixed = list[Sum](), set[str]()
@@ -227,7 +285,7 @@ def _sums(
         if pair is None:
             return None
         sums.append(Sum(total, dtype, *pair))
-    loops = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed)
+    loops = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed, length)
     if not loops:
         return None
     values = [*zip(nest.indices, nest.extents), *loops[:-1]]
@@ -273,16 +331,22 @@ def _levels(
 
 
 def _longest_last(
-    inner: Sequence[tuple[str, ast.expr]], operands: Sequence[Operand], fixed: set[str]
-) -> Loops:
+    inner: Sequence[tuple[str, ast.expr]], operands: Sequence[Operand], fixed: set[str],
+    length: Length,
+) -> Loops:  # fmt: skip
     """Loops in an order in which tiles go along the last one, the longest that can be: none of
-    those that are `fixed`, if there are others, and one that is an index by itself, if any is."""
+    those that are `fixed`, if there are others that are not short, and one that is an index by
+    itself, if any is."""
 
     def size(loop: tuple[str, ast.expr]) -> int:
         extent = loop[1].value if isinstance(loop[1], ast.Constant) else None
         return extent if isinstance(extent, int) else sys.maxsize
 
-    along = [loop for loop in inner if loop[0] not in fixed] or [*inner]
+    def about(loop: tuple[str, ast.expr]) -> int:
+        return min(size(loop), length(loop[1]) or sys.maxsize)
+
+    long = [loop for loop in inner if about(loop) > _FEW] or [*inner]
+    along = [loop for loop in long if loop[0] not in fixed] or long
     along = [loop for loop in along if all(o.is_along(loop[0]) for o in operands)] or along
     if not along:
         return ()

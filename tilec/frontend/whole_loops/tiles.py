@@ -21,6 +21,7 @@ from about how large the loops are.
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -31,7 +32,7 @@ from tilec.frontend.whole_loops.order import in_order
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
 from tilec.ir.types import MAGNITUDES, magnitude_of, next_power_of_2
-from tilec.support.syntax import every, headed, names_in
+from tilec.support.syntax import every, headed, names_in, parsed, stored_names
 
 # About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
 # out of a row by little; one of longer rows is all of a row where it can be.
@@ -60,6 +61,8 @@ _LONE = 8192  # iterations that do not fill a machine with a thread for each
 _FAR = 32  # places between elements that no warp's load has both of
 _STEPS = 4  # of a tile that a part has, at least
 _TOGETHER = 8192  # elements of a tile of short rows, where there are few blocks
+_SHARING = (16, 128, 128)  # a tile of iterations that read the same: a thread has 16 of it
+_MANY_SHARE = 32  # for more iterations than these
 
 
 class Tiled(NamedTuple):
@@ -100,6 +103,7 @@ class Tiles(TileLoops):
         found = [self._levels(chain) for chain in chains]
         lengths = [magnitude_of(size) if size else 0 for _, _, size in found]
         length = 0 if 0 in lengths else max(lengths)
+        shared = False
         if columns:
             width, unit = self.magnitude(self.nest.extents[-1])
             least = 1 if 0 < width <= _FEW else _USUAL
@@ -110,6 +114,13 @@ class Tiles(TileLoops):
         elif self.totals:
             rows = self.magnitude(self.nest.extents[-1])[0] or _HUGE
             tile = self._of_sums(rows, length or _HUGE, self._may_meet(loops))
+            others = max(1, (self._iterations() or _HUGE) // rows)
+            groups, blocks = others * -(-rows // tile[0]), _BLOCKS
+        elif shared := self._share(loops):
+            rows = self.magnitude(self.nest.extents[-1])[0] or _HUGE
+            loops = self._own_elements_first(loops)
+            chains = [nests.chain_of(s) for s in loops]
+            tile = self._fitting_rows(_SHARING)
             others = max(1, (self._iterations() or _HUGE) // rows)
             groups, blocks = others * -(-rows // tile[0]), _BLOCKS
         else:
@@ -140,7 +151,7 @@ class Tiles(TileLoops):
             self.rows = max(1, min(_TOGETHER // self.inner, next_power_of_2(deep)))
             threads = max(threads, min(2 * _THREADS, self.rows * self.inner // 16))
         self.columns, self.parts = columns, parts
-        self.alone = columns or bool(self.totals)
+        self.alone = columns or bool(self.totals) or shared
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements([chain[-1] for chain in chains])
         if body is None:
@@ -186,6 +197,35 @@ class Tiles(TileLoops):
         return max(map(sum, folds), default=0)
 
     # --- what form it has -------------------------------------------------------------------------
+
+    def _share(self, loops: Sequence[ast.For]) -> bool:
+        """Whether iterations that differ in their last index alone, of which there are many, go
+        along the same elements."""
+        *others, last = self.nest.indices
+        rows = self.magnitude(self.nest.extents[-1])[0] or _HUGE
+        if not others or rows <= _MANY_SHARE:
+            return False
+        inner = {nests.index_of(x) for s in loops for x in nests.chain_of(s)}
+        names = (names_in(e.slice) for e in nests.elements_of(*loops))
+        along = [x for x in names if x & inner]
+        return bool(along) and not any(last in x for x in along)
+
+    def _own_elements_first(self, loops: Sequence[ast.For]) -> list[ast.For]:
+        """The loops, which elements that iterations alone name stand before: each is for all of a
+        row."""
+        own = {*stored_names(*self.nest.body), *nests.stored_tensors(*self.nest.body)}
+        puts, made = dict[str, ast.expr](), list[ast.stmt]()
+        for e in nests.elements_of(*loops):
+            if own.isdisjoint(names_in(e)) and names_in(e.slice) & {*self.nest.indices}:
+                if (text := ast.unparse(e)) not in puts:
+                    puts[text] = ast.Name(name := self.fresh("own"), ast.Load())
+                    line = f"{name}: {nests.tensor_of(e)}.dtype = {text}"
+                    made += parsed(line, e)
+        at = self.nest.body.index(loops[0])
+        put = nests.Put(puts)
+        body = [put.visit(copy.deepcopy(s)) if s in loops else s for s in self.nest.body]
+        self.nest = replace(self.nest, body=(*body[:at], *made, *body[at:]))
+        return [s for s in self.nest.body if isinstance(s, ast.For)]
 
     def _iterations(self) -> int:
         """About how many there are; 0, very many."""
@@ -273,12 +313,12 @@ class Tiles(TileLoops):
         ]
         return any(folds) and read.isdisjoint(nests.stored_tensors(*self.nest.body))
 
-    def _groups(self, columns: bool, outer: int) -> int:
+    def _groups(self, alone: bool, outer: int) -> int:
         """How many blocks there are at most that share nothing; as good as all where nobody
         knows."""
         if 0 in self.limits:
             return _HUGE
-        if columns or self.totals:
+        if alone or self.totals:
             return prod(self.limits[:-1]) * -(-self.limits[-1] // outer)
         return -(-prod(self.limits) // outer)
 

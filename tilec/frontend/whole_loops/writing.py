@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import copy
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.whole_loops.nests import Nest, Put, fresh_name, unravelled
 from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
+from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
 from tilec.support.syntax import names_in, parsed, placed
 
@@ -39,14 +41,20 @@ class Line(NamedTuple):
 
 class Gemms(NamedTuple):
     """T.gemm for each sum of a product: the tiles of its operands by their texts, `left`: those of
-    rows, the fragments by what the author calls the sums, and the statements that make both, and
-    that add up."""
+    rows, the fragments by what the author calls the sums, and the statements that make both, that
+    begin the sums, and that add up. `kinds`: the names of tiles with what those of other operands
+    must be alike in, to be the same ones in another loop; `places`: elements for what the author
+    calls otherwise; `head`: the line and indices of a loop over what pairs of rows keep."""
 
     tiles: dict[str, OperandTile]
     left: set[str]
     sums: dict[str, str]
     made: list[str]
+    begun: list[str]
     added: list[str]
+    kinds: Mapping[str, tuple[object, ...]] = {}
+    places: Mapping[str, str] = {}
+    head: str = ""
 
 
 class Writer:
@@ -62,41 +70,95 @@ class Writer:
             self.given |= {f"I{d}": index, f"E{d}": extent}
 
     def gemms(
-        self, p: Product, tiled: Tiling, lines: tuple[Line, Line, Line], name: Callable[..., str]
-    ) -> Gemms:
-        """`lines`: of rows, of columns, and of the sum; `name` makes names of a base, of which
-        there are so many."""
+        self, p: Product, tiled: Tiling, lines: tuple[Line, Line, Line],
+        name: Callable[[str], str], known: Gemms | None = None,
+    ) -> Gemms:  # fmt: skip
+        """`lines`: of rows, of columns, and of the sum; `name` makes names of a base; `known`: what
+        a loop before this one adds up, maybe to the same sums, and whose tiles are free again."""
         rows, columns, turns = lines
         tiles, left = dict[str, OperandTile](), set[str]()
-        sums: dict[str, str] = {}
-        added = []
+        sums, kinds = (dict(known.sums), dict(known.kinds)) if known else ({}, {})
+        free, made, begun, added = dict(kinds), list[str](), list[str](), list[str]()
         for s in p.sums:
-            total = sums.setdefault(ast.unparse(s.total), name("sums", len(sums)))
-            self.given[f"DTYPE_{total}"] = s.dtype
-            for operand, line in ((s.left, rows), (s.right, columns)):
-                if operand.text not in tiles:
-                    base, same = "a_tile", len(left)
-                    if line is columns:
-                        base, same = "b_tile", len(tiles) - len(left)
-                    own = name(base, same)
-                    tiles[operand.text] = self._operand(own, operand, line, turns, tiled)
-                    left |= {operand.text} if line is rows else set()
+            if (called := ast.unparse(s.total)) not in sums:
+                total = sums[called] = name("sums")
+                self.given[f"DTYPE_{total}"] = s.dtype
+                made.append(f"{total} = T.alloc_fragment((BM, BN), DTYPE_{total})")
+                begun.append(f"T.clear({total})")
+            for o, line in ((s.left, rows), (s.right, columns)):
+                if o.text not in tiles:
+                    kind = tiled.kinds[o.text], line is rows, self._goes_down(o, line, turns, tiled)
+                    same = next((x for x, k in free.items() if k == kind), "")
+                    own = same or name("a_tile" if line is rows else "b_tile")
+                    tile = self._operand(own, o, line, turns, tiled)
+                    if same:
+                        del free[same]
+                        tile = tile._replace(made=tile.made.rpartition("; ")[0])
+                    tiles[o.text], kinds[own] = tile, kind
+                    left |= {o.text} if line is rows else set()
             a, b = tiles[s.left.text], tiles[s.right.text]
             turned = f"transpose_A={a.k_first}, transpose_B={not b.k_first}"
-            added.append(f"T.gemm({a.name}, {b.name}, {total}, {turned})")
+            added.append(f"T.gemm({a.name}, {b.name}, {sums[called]}, {turned})")
+        made = [*(t.made for t in tiles.values() if t.made), *made]
+        return Gemms(tiles, left, sums, made, begun, added, kinds)
+
+    def paired(self, p: Pairs, lines: tuple[Line, Line, Line]) -> Gemms:
+        """What pairs of rows keep instead of sums of products: tiles of all their elements, with
+        which threads do four iterations of the loop at once, and then those that are left."""
+        rows, columns, k = lines
+        row, column, turn = map(self.own, ("row", "column", "turn"))
+        tiles, left, places, sums = dict[str, OperandTile](), set[str](), dict[str, str](), {}
+        for e in p.tiles:
+            line, at = (rows, row) if p.row in e.names else (columns, column)
+            begins = {str(self.given[f"I{line.indices[0]}"]): (line.begin, line.size)}
+            begins[str(self.given[k.turn])] = k.begin, k.size
+            tile = tiles[e.text] = self._tile(self.own("tile"), e, begins)
+            places[e.text] = self._place(tile, at, turn)
+            left |= {e.text} if line is rows else set()
         made = [t.made for t in tiles.values()]
-        made += [f"{x} = T.alloc_fragment((BM, BN), DTYPE_{x})" for x in sums.values()]
-        return Gemms(tiles, left, sums, made, added)
+        for name, dtype in p.kept.items():
+            kept = sums[name] = self.own(name)
+            places[name] = f"{self.given[kept]}[{self.given[row]}, {self.given[column]}]"
+            shape = f"({rows.size}, {columns.size})"
+            made.append(f"{kept} = T.alloc_fragment({shape}, {self.put(dtype)})")
+        each = f"""for {row}, {column} in T.Parallel({rows.size}, {columns.size}):
+    I{rows.indices[0]} = {rows.begin} + {row}
+    I{columns.indices[0]} = {columns.begin} + {column}"""
+        turned = f"""{k.turn} = {k.begin} + {turn}
+STEP"""
+        count = self.own("count")
+        added = f"""
+{count} = T.min({k.size}, {k.extent} - ({k.begin}))
+for four in T.serial({count} // 4):
+{indented(each, 1)}
+        for part in T.unroll(4):
+            {turn} = four * 4 + part
+{indented(turned, 3)}
+for rest in T.serial({count} % 4):
+{indented(each, 1)}
+        {turn} = {count} // 4 * 4 + rest
+{indented(turned, 2)}"""
+        self.given |= {"BEGIN": [*map(_without_dtype, p.before)], "STEP": [*p.body]}
+        return Gemms(tiles, left, sums, made, [f"{each}\n    BEGIN"], [added], {}, places, each)
+
+    def _goes_down(self, o: Operand, line: Line, k: Line, tiled: Tiling) -> bool:
+        """Whether an operand's tile goes down its columns along the sum."""
+        turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
+        if o.text in tiled.copied:
+            along, at = o.where(turn), o.where(own[0])
+            return along is not None and at is not None and along < at
+        return not o.ends_with(turn) and any(map(o.ends_with, own))
 
     def _operand(self, name: str, o: Operand, line: Line, k: Line, tiled: Tiling) -> OperandTile:
-        """A tile of an operand along its rows or columns, and along the sum."""
+        """A tile of an operand along its rows or columns, and along the sum; what makes it stands
+        behind what makes its parts."""
         turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
         begins = {turn: (k.begin, k.size)}
         if len(own) == 1:
             begins[own[0]] = line.begin, line.size
         if o.text in tiled.copied:
             return self._tile(name, o, begins)
-        k_first = not o.ends_with(turn) and any(map(o.ends_with, own))
+        k_first = self._goes_down(o, line, k, tiled)
         at, step = self.own("at"), self.own("turn")
         parts, puts = list[OperandTile](), dict[str, ast.expr]()
         for e in {e.text: e for e in o.elements() if e.text in tiled.parts}.values():
@@ -247,3 +309,15 @@ class _Fill(ast.NodeTransformer):
             for name, value in ast.iter_fields(node)
         }
         return ast.copy_location(type(node)(**fields), node)
+
+
+def indented(text: str, levels: int) -> str:
+    return textwrap.indent(text.strip("\n"), " " * 4 * levels)
+
+
+def _without_dtype(s: ast.stmt) -> ast.stmt:
+    """An assignment to what has its dtype."""
+    match s:
+        case ast.AnnAssign(target, _, ast.expr() as value):
+            return ast.copy_location(ast.Assign([target], value), s)
+    return s

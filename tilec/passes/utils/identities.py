@@ -198,6 +198,11 @@ def _cast(o: Cast, env: Env) -> Value | Op | None:
     return None
 
 
+def digits_of(dtype: DType) -> int:
+    """How many bits its numbers have at most, from the first that is set to the last."""
+    return _FLOAT_DIGITS.get(dtype.short, (dtype.bits, 0))[0]
+
+
 def holds(wide: DType, narrow: DType) -> bool:
     """Whether every value of `narrow` is one of `wide`."""
     if wide == narrow:
