@@ -78,6 +78,7 @@ REASONS = {
     "passes/recognise_idioms.py": VALUES,
     "passes/round_operands.py": SELECTION,
     "passes/select_copies.py": SELECTION,
+    "passes/turn_tensors.py": LOWERING,
     "passes/sink_reductions.py": VALUES,
     "passes/split_fragments.py": VALUES,
     "passes/split_tiles.py": LOWERING,
