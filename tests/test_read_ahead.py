@@ -43,8 +43,9 @@ def scaled(step: int, size: int, changed: bool = False) -> Any:
                 T.copy(W[bx * 64, k * step], w)
                 for n, j in T.Parallel(64, step):
                     at = bx * 64 + n
-                    less = T.cast(w[n, j], "float16") - T.cast(Z[at, k * step // size], "float16")
-                    f[n, j] = less * S[at, k * step // size]
+                    group = (k * step + j) // size if size < step else k * step // size
+                    less = T.cast(w[n, j], "float16") - T.cast(Z[at, group], "float16")
+                    f[n, j] = less * S[at, group]
                 T.gemm(x, f, y, transpose_B=True)
             T.copy(y, Y[by * 16, bx * 64])
             if changed:
@@ -74,7 +75,7 @@ def wanted(a: list[np.ndarray], size: int) -> np.ndarray:
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [16, 64, 128])
 @pytest.mark.parametrize("shape", [(5, 70, 448), (16, 64, 64), (1, 1, 1), (17, 65, 100), (3, 9, 0)])
 def test_numbers(
     target: str, size: int, shape: tuple[int, int, int], rng: np.random.Generator
@@ -122,8 +123,17 @@ def test_they_are_in_registers(target: str) -> None:
 
 
 @pytest.mark.usefixtures("unassembled")
+def test_groups_within_a_step() -> None:
+    """They are indices of their own."""
+    text = held(scaled(64, 32), "cuda:sm_90a", 512, 16)
+    assert "%S_now = alloc fragment<64x2xf16" in text and "parallel (64, 2, 32)" in text
+    inside = text[text.index("parallel (64, 2, 32)") : text.index("gemm ")]
+    assert "load %S_now[%n, %j_group]" in inside and "load %Z_now[%n, %j_group]" in inside
+
+
+@pytest.mark.usefixtures("unassembled")
 def test_what_is_read_where_it_is() -> None:
-    """What the kernel writes, what differs from element to element (groups within a step)."""
+    """What the kernel writes, what differs for every few elements."""
     text = held(scaled(64, 64, changed=True), "cuda:sm_90a", 512, 8)
     assert "S_now" not in text and "Z_now" in text
     within = _within()
