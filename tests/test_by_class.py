@@ -43,6 +43,7 @@ REASONS = {
     "explain/schedule.py": TELLS,
     "jit/repeated.py": VALUES,
     "frontend/narrow.py": SELECTION,
+    "frontend/prefetches.py": SELECTION,
     "frontend/updates.py": VALUES,
     "ir/element_loops.py": LOWERING,
     "jit/performance.py": TELLS,
