@@ -53,6 +53,7 @@ REASONS = {
     "passes/convert_fragments.py": LOWERING,
     "passes/demote_fragments.py": LOWERING,
     "passes/expand_pipeline.py": LOWERING,
+    "passes/find_products.py": VALUES,
     "passes/flatten_rows.py": LOWERING,
     "passes/fold_clears.py": LOWERING,
     "passes/forward_copies.py": VALUES,

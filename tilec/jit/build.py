@@ -34,6 +34,7 @@ from tilec.jit.performance import Watch
 from tilec.jit.plan_text import Tried, plan_text
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
+from tilec.passes.find_products import find_products
 from tilec.passes.join_iterations import join_iterations
 from tilec.passes.narrow_operands import narrow_operands
 from tilec.passes.plain_products import plain_products
@@ -96,7 +97,7 @@ def trace_variant(
             func = unswitch_loops(plain_products(resolve_views(func)))
             func = kept[about] = split_at_grid_sync(func)
     if target.kind != "cpu":
-        func = narrow_operands(turn_tensors(func))
+        func = narrow_operands(turn_tensors(find_products(func)))
     if target.kind == "cuda" and target.has("mma"):
         func = split_operands(func, target)
     if target.has("tma") and (ragged := _ragged(func, key)):

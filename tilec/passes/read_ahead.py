@@ -1,7 +1,9 @@
-"""read_ahead: scales of what an iteration decodes are on their way two iterations before.
+"""read_ahead: scales of what an iteration decodes, or of what it has multiplied, are on their way
+two iterations before.
 
-Before and after: TILE. In a pipelined loop, threads make an operand of a product and read with it,
-for each row, say, an element of a tensor at a place that changes from iteration to iteration:
+Before and after: TILE. In a pipelined loop, threads make an operand of a product, or add its result
+to a sum of their own, and read with it, for each row, say, an element of a tensor at a place that
+changes from iteration to iteration:
 
     parallel (64, 128) { f[n, j] = (w[n, j] - Z[n0 + n, k]) * S[n0 + n, k] }
 
@@ -26,7 +28,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream
-from tilec.ir.effects import buffers_written, changing_tensors, effects_in
+from tilec.ir.effects import buffers_read, buffers_written, changing_tensors, effects_in
 from tilec.ir.types import BufferType
 from tilec.passes.utils.addressing import clone_expression
 from tilec.passes.utils.regions import LoopRegions
@@ -67,15 +69,20 @@ class _Read:
 
 
 def _rewritten(o: ops.For, written: set[Value], facts: Facts) -> None | list[Op]:
-    made = {b for x in o.body.every(ops.Gemm) for b in (x.a.buffer, x.b.buffer)}
-    found = [
-        r
-        for p in o.body.ops
-        if isinstance(p, ops.Parallel)
-        if not made.isdisjoint(buffers_written(e for _, e in effects_in(p)))
-        for r in _reads(p, o, written, facts)
-    ]
-    if not found or len(found) > MOST:
+    products = [*o.body.every(ops.Gemm)]
+    operands = {b for x in products for b in (x.a.buffer, x.b.buffer)}
+    sums = {x.c for x in products if x in o.body.ops and len(products) == 1}
+
+    def beside(p: ops.Parallel) -> bool:
+        effects = [e for _, e in effects_in(p)]
+        read, made = buffers_read(effects), buffers_written(effects)
+        return not operands.isdisjoint(made) or (
+            not sums.isdisjoint(read) and sums.isdisjoint(made)
+        )
+
+    loops = (p for p in o.body.ops if isinstance(p, ops.Parallel) and beside(p))
+    found = [r for p in loops for r in _reads(p, o, written, facts)][:MOST]
+    if not found:
         return None
     front, inside = Builder(o.loc), list[Op]()
     for r in found:
@@ -104,7 +111,7 @@ def _reads(p: ops.Parallel, o: ops.For, written: set[Value], facts: Facts) -> li
         needed = [*upstream(x.indices, inner)]
         used = {v for y in needed for v in y.operands} | {*x.indices}
         dims = tuple(d for d, a in enumerate(p.body.args) if a in used)
-        if o.body.args[0] not in used or not dims or not all(y.pure for y in needed):
+        if o.body.args[0] not in used or not all(y.pure for y in needed):
             continue
         runs = [regions.run(v) for v in x.indices]
         several = {r.along: r.per for r in runs if r is not None and r.along is not None}
@@ -114,7 +121,7 @@ def _reads(p: ops.Parallel, o: ops.For, written: set[Value], facts: Facts) -> li
         # An index is cut in one way, and is the number of its parts.
         fits = (n & (n - 1) == 0 and others.get(d, n) == n for d, n in zip(dims, per))
         per = tuple(n if fit else 1 for n, fit in zip(per, fits))
-        each = tuple(p.extents[d] // n for d, n in zip(dims, per))
+        each = tuple(p.extents[d] // n for d, n in zip(dims, per)) or (1,)
         if prod(each) * SHARED <= prod(p.extents):
             now, then = (
                 Value(BufferType(each, x.source.dtype, "fragment"), x.source.name + end)
@@ -144,6 +151,7 @@ def _from_registers(p: ops.Parallel, reads: list[_Read]) -> ops.Parallel:
     held = {r.load: r for r in reads}
     cut = {d: n for r in reads for d, n in zip(r.dims, r.per) if n > 1}
     b = Builder(p.loc)
+    zero = b.const(0)
     extents, args = list[int](), list[Value]()
     subst: Substitution = {}
     groups: dict[int, Value] = {}
@@ -159,8 +167,8 @@ def _from_registers(p: ops.Parallel, reads: list[_Read]) -> ops.Parallel:
         r = held.get(x)
         if r is None:
             return None
-        at = (groups[d] if n > 1 else p.body.args[d] for d, n in zip(r.dims, r.per))
-        return replace(x, source=r.now, indices=tuple(at))
+        at = [groups[d] if n > 1 else p.body.args[d] for d, n in zip(r.dims, r.per)]
+        return replace(x, source=r.now, indices=tuple(at) or (zero,))
 
     body = p.body.rewrite(ops.Load, visit).substituted(subst)
     return replace(p, extents=tuple(extents), body=Block(tuple(args), (*b.ops, *body.ops)))
