@@ -1,4 +1,4 @@
-"""bring_tiles: which tiles beside a loop's product come by TMA, ahead, and that numbers stay."""
+"""bring_tiles: which tiles beside a loop's products come by TMA, ahead, and that numbers stay."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -163,3 +164,51 @@ def test_only_beside_a_product() -> None:
     assert "copy %X" not in sums.compile(x, y, target=HOPPER).stages["bring_tiles"]
     assert tilec.simulate(sums, x, y, target=HOPPER).ok
     np.testing.assert_array_equal(y, np.full_like(y, 2))
+
+
+# --- what is decoded ------------------------------------------------------------------------------
+
+K, H = T.dynamic("K, H")
+
+
+@tilec.kernel
+def nibbles(X: T.Tensor((M, K), "float16"), W: T.Tensor((N, H), "uint8"),
+            S: T.Tensor((N, H), "float16"), Y: T.Tensor((M, N), "float32")):  # fmt: skip
+    """Two weights to a byte; S has a scale for 32 in its first columns."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 16), threads=128) as (bx, by):
+        x, w = T.alloc_shared((16, 128), "float16"), T.alloc_shared((64, 128), "float16")
+        y = T.alloc_fragment((16, 64), "float32")
+        T.clear(y)
+        for k in T.Pipelined(T.ceildiv(K, 128), num_stages=2):
+            T.copy(X[by * 16, k * 128], x)
+            for n, j in T.Parallel(64, 128):
+                at = k * 128 + j
+                code = T.int32(W[bx * 64 + n, at // 2] >> T.uint8(at % 2 * 4)) & 15
+                w[n, j] = T.float16(code - 8) * S[bx * 64 + n, at // 32]
+            T.gemm(x, w, y, transpose_B=True)
+        T.copy(y, Y[by * 16, bx * 64])
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", ["cpu", *TARGETS])
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 70, 416), (1, 1, 2), (17, 64, 130), (3, 9, 0)])
+def test_decoded_numbers(m: int, n: int, k: int, target: str, rng: np.random.Generator) -> None:
+    x = rng.integers(-2, 3, (m, k)).astype(np.float16)
+    w = rng.integers(0, 256, (n, k // 2)).astype(np.uint8)
+    s = (2.0 ** rng.integers(-2, 2, (n, k // 2))).astype(np.float16)
+    y = np.full((m, n), np.nan, np.float32)
+    run(nibbles, target, x, w, s, y)
+    codes = np.stack([w & 15, w >> 4], -1).reshape(n, k).astype(float) - 8
+    np.testing.assert_array_equal(y, x.astype(float) @ (codes * s[:, np.arange(k) // 32]).T)
+
+
+def test_what_is_decoded_is_brought_ahead_and_read_in_words() -> None:
+    given = ((16, 4096), "float16"), ((4096, 2048), "uint8"), ((4096, 2048), "float16")
+    specs = [*(tilec.spec(*g) for g in given), tilec.spec((16, 4096), "float32")]
+    made = nibbles.compile(*specs, target=HOPPER)
+    assert "%W_tile = alloc shared<64x64xu8" in made.stages["bring_tiles"]
+    assert "ahead: W_tile, by tma" in made.stages["plan"]
+    assert "ld.shared.b8" not in made.stages["ptx"] and "ld.global.nc.b8" not in made.stages["ptx"]
+    other = nibbles.compile(*specs, target="cuda:sm_80").stages
+    assert "copy %W" not in other["bring_tiles"], "no TMA"
+    assert "ld.global.nc.b8" not in other["ptx"], "nor do threads load bytes"

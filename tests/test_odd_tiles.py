@@ -144,6 +144,18 @@ def test_a_tile_in_which_more_warps_have_work(
     check(a, b, d, c)
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("rows", [2, 5])
+def test_few_rows_have_instructions(rows: int, target: str, rng: np.random.Generator) -> None:
+    """They were multiplied by threads, as 16 rows are more than twice as many."""
+    kernel, given = product(rows, 64, 32), arrays(rows + 1, 100, 70, rng)
+    text = kernel.compile(*given, target=target).stages["select_gemm"]
+    assert "instr=simt" not in text and "fragment<16x64xf32" in text
+    if rows == 5:
+        assert tilec.simulate(kernel, *given, target=target).ok
+        check(*given)
+
+
 @pytest.mark.parametrize("shape", [(17, 33), (1, 1001), (3, 1000), (100, 100)], ids=str)
 def test_element_loops(shape: tuple[int, int], rng: np.random.Generator) -> None:
     @tilec.kernel

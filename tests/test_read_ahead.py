@@ -43,8 +43,9 @@ def scaled(step: int, size: int, changed: bool = False) -> Any:
                 T.copy(W[bx * 64, k * step], w)
                 for n, j in T.Parallel(64, step):
                     at = bx * 64 + n
-                    less = T.cast(w[n, j], "float16") - T.cast(Z[at, k * step // size], "float16")
-                    f[n, j] = less * S[at, k * step // size]
+                    group = (k * step + j) // size if size < step else k * step // size
+                    less = T.cast(w[n, j], "float16") - T.cast(Z[at, group], "float16")
+                    f[n, j] = less * S[at, group]
                 T.gemm(x, f, y, transpose_B=True)
             T.copy(y, Y[by * 16, bx * 64])
             if changed:
@@ -74,7 +75,7 @@ def wanted(a: list[np.ndarray], size: int) -> np.ndarray:
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [16, 64, 128])
 @pytest.mark.parametrize("shape", [(5, 70, 448), (16, 64, 64), (1, 1, 1), (17, 65, 100), (3, 9, 0)])
 def test_numbers(
     target: str, size: int, shape: tuple[int, int, int], rng: np.random.Generator
@@ -122,8 +123,17 @@ def test_they_are_in_registers(target: str) -> None:
 
 
 @pytest.mark.usefixtures("unassembled")
+def test_groups_within_a_step() -> None:
+    """They are indices of their own."""
+    text = held(scaled(64, 32), "cuda:sm_90a", 512, 16)
+    assert "%S_now = alloc fragment<64x2xf16" in text and "parallel (64, 2, 32)" in text
+    inside = text[text.index("parallel (64, 2, 32)") : text.index("gemm ")]
+    assert "load %S_now[%n, %j_group]" in inside and "load %Z_now[%n, %j_group]" in inside
+
+
+@pytest.mark.usefixtures("unassembled")
 def test_what_is_read_where_it_is() -> None:
-    """What the kernel writes, what differs from element to element (groups within a step)."""
+    """What the kernel writes, what differs for every few elements."""
     text = held(scaled(64, 64, changed=True), "cuda:sm_90a", 512, 8)
     assert "S_now" not in text and "Z_now" in text
     within = _within()
@@ -156,3 +166,49 @@ def _within() -> Any:
             T.copy(y, Y)
 
     return kernel
+
+
+# --- what a product is multiplied with ------------------------------------------------------------
+
+
+@tilec.kernel
+def promoted(A: T.Tensor((M, K), "float16"), B: T.Tensor((N, K), "float16"),
+             S: T.Tensor((M, G), "float32"), Z: T.Tensor((G,), "float32"),
+             C: T.Tensor((M, N), "float32")):  # fmt: skip
+    """Products of 32 columns, each with scales of its rows and one for all of it."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+        part, acc = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[bx * 64, k * 32], b)
+            T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(64, 64):
+                acc[i, j] += part[i, j] * (S[by * 64 + i, k] * Z[k])
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("m", "n", "k"), [(70, 66, 100), (64, 64, 32), (1, 1, 1), (3, 5, 0)])
+def test_promoted_numbers(m: int, n: int, k: int, target: str, rng: np.random.Generator) -> None:
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((m, k), (n, k)))
+    groups = -(-k // 32)
+    s, z = (2.0 ** rng.integers(-2, 2, e) for e in ((m, groups), groups))
+    c = np.full((m, n), np.nan, np.float32)
+    run(promoted, target, a, b, s.astype(np.float32), z.astype(np.float32), c)
+    wide = (s * z)[:, np.arange(k) // 32]
+    np.testing.assert_array_equal(c, (a * wide) @ b.astype(float).T)
+
+
+@pytest.mark.usefixtures("unassembled")
+def test_scales_of_products_are_in_registers() -> None:
+    shapes = ((128, 512), "float16"), ((128, 512), "float16"), ((128, 16), "float32")
+    more = ((16,), "float32"), ((128, 128), "float32")
+    specs = [tilec.spec(*x) for x in (*shapes, *more)]
+    text = str(promoted.compile(*specs, target="cuda:sm_90a").stages["read_ahead"])
+    assert "%S_now = alloc fragment<64xf32" in text and "%Z_now = alloc fragment<1xf32" in text
+    inside = text[text.index("gemm ") : text.index("store %acc")]
+    assert "load %S_now" in inside and "load %Z_now" in inside
+    assert "load %S[" not in inside and "load %Z[" not in inside

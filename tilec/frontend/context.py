@@ -175,6 +175,7 @@ class Context:
         self.indices = Indices()
         self.depth = 0
         self.hazards = 0
+        self.own_loops: set[Value] = set()  # the indices of loops over Python's range
         self.parallel: ParallelScope | None = None
         self.reducers: dict[Value, Any] = {}
         self.added_up: set[Value] = set()  # fragments that loops so far have been reduced into

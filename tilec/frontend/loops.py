@@ -107,6 +107,7 @@ class Loops(Branches):
                     kind = "pipelined"
                 else:
                     attributes = {}
+                    self.own_loops |= {index} if self.parallel is None else set()
             block, attributes = self._arranged(carried.block, attributes)
             if loop.kind in ("unroll", "vectorized") and loop.trips is not None:
                 self._check_written(loop.builtin, loop.trips, block)

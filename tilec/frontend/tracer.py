@@ -9,6 +9,7 @@ from tilec.frontend.body import grid_syncs
 from tilec.frontend.builtins.scalar import block_index
 from tilec.frontend.narrow import tiles_of_bytes
 from tilec.frontend.parameters import Parameters, Specialisation
+from tilec.frontend.prefetches import in_their_iteration
 from tilec.frontend.recovery import Again, LeftOut, trace_with_recovery
 from tilec.frontend.signature import Signature, bind_constants
 from tilec.frontend.values import Buffer, KernelHeader, Number, Scalar, as_syntax, describe
@@ -82,7 +83,7 @@ class _KernelTracer(Parameters):
         cluster = {} if self.cluster is None else {"cluster_dims": self.cluster}
         self.builder.emit(Yield, loc=self.loc)
         name = self.signature.name
-        return Func(
+        func = Func(
             "kernel" if name == "_" else name,  # PTX has no name of one underscore
             tuple(p for group in params for p in group.values()),
             self._empty_grid() if self.grid is None else self.grid,
@@ -101,6 +102,7 @@ class _KernelTracer(Parameters):
             },
             self.signature.loc,
         )
+        return in_their_iteration(func, self.own_loops)
 
     def _empty_grid(self) -> Block:
         builder = Builder(self.signature.source.decorator_loc("threads"))

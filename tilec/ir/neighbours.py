@@ -8,9 +8,11 @@ other counts up, and so eight of `x[q // 128, q % 128]` lie side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tilec.ir import ops
+from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
 from tilec.ir.effects import is_clonable
@@ -117,6 +119,35 @@ class Neighbours:
         """Whether what counts up does not pass by what stays."""
         both = a.divisor % self.width == 0 and b.divisor % self.width == 0
         return a.by == 1 and b.by == 0 and both
+
+
+class Run(NamedTuple):
+    """How a value goes with the indices of a loop: it is `start`, which the iterations have in
+    common, plus that of them which it runs along (None: none), divided by `per`."""
+
+    along: Value | None
+    per: int
+    start: Affine
+
+
+def run_of(facts: Facts, value: Value, indices: Collection[Value]) -> Run | None:
+    """How `value` goes with `indices`; None if it goes with several, or otherwise."""
+    form = facts.form(value)
+    own = [v for v in form.terms if not facts.origins.of(v).isdisjoint(indices)]
+    if not own:
+        return Run(None, 1, form)
+    v, start = own[0], form.without(own[0])
+    if len(own) > 1 or form.terms[v] != 1:
+        return None
+    if v in indices:
+        return Run(v, 1, start)
+    match facts.made_by(v):
+        case Binary(kind="floordiv", lhs=whole, rhs=divisor):
+            by, inner = facts.constant(divisor), run_of(facts, whole, indices)
+            if by is not None and by > 0 and inner is not None:
+                first = inner.start.quotient(by)
+                return None if first is None else Run(inner.along, inner.per * by, start + first)
+    return None
 
 
 # --- which way a number goes with an index ---

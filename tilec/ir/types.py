@@ -353,6 +353,14 @@ def named_strides(name: str, shape: Sequence[Extent]) -> tuple[Extent, ...]:
     return tuple(strides)
 
 
+def rows_along(strides: Sequence[Extent]) -> int:
+    """The dimension along which elements are neighbours in memory: the last, unless another one is
+    known to be, as of a transposed view, and the last is not."""
+    last = len(strides) - 1
+    found = [d for d, s in enumerate(strides) if s == 1]
+    return found[-1] if found else last
+
+
 def find_dtype(name: object) -> DType | None:
     """The dtype meant by `name`: a DType, "float16", a NumPy, torch or ml_dtypes dtype; None if
     unknown."""

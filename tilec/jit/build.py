@@ -26,7 +26,7 @@ from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, Res
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
 from tilec.ir.schedule import Plan
-from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
+from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType, rows_along
 from tilec.ir.uniformity import threads_show
 from tilec.jit.attempts import Attempts, Settled, occupancy
 from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
@@ -34,6 +34,7 @@ from tilec.jit.performance import Watch
 from tilec.jit.plan_text import Tried, plan_text
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
+from tilec.passes.find_products import find_products
 from tilec.passes.join_iterations import join_iterations
 from tilec.passes.narrow_operands import narrow_operands
 from tilec.passes.plain_products import plain_products
@@ -41,6 +42,7 @@ from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
 from tilec.passes.split_operands import split_operands
+from tilec.passes.turn_tensors import turn_tensors
 from tilec.passes.unswitch_loops import unswitch_loops
 from tilec.runtime.devices import blocks_at_once
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
@@ -95,7 +97,7 @@ def trace_variant(
             func = unswitch_loops(plain_products(resolve_views(func)))
             func = kept[about] = split_at_grid_sync(func)
     if target.kind != "cpu":
-        func = narrow_operands(func)
+        func = narrow_operands(turn_tensors(find_products(func)))
     if target.kind == "cuda" and target.has("mma"):
         func = split_operands(func, target)
     if target.has("tma") and (ragged := _ragged(func, key)):
@@ -162,14 +164,20 @@ def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...
         a = next((a for a in key.arguments if a.name == p.arg), None)
         if p.role != "tensor" or a is None or a.row > a.align or len(a.shape) < 2:
             continue
-        extent, per = p.value.buffer.shape[-1], a.row * 8 // p.value.dtype.bits
-        begins = all(
-            isinstance(s, str) or s * p.value.dtype.bits % (8 * a.row) == 0 for s in a.strides[:-1]
+        t = p.value.buffer
+        strides, extent, per = t.strides or (1,), t.shape[-1], a.row * 8 // t.dtype.bits
+        begins = rows_along(strides) == len(strides) - 1 and all(
+            isinstance(s, str) or s * t.dtype.bits % (8 * a.row) == 0 for s in strides[:-1]
         )
         wanted = extent in ends or sizes.get(str(extent)) in behind
         if a.name not in key.packed and extent in sizes and wanted and per > 1 and begins:
             found[str(extent)] = max(per, found.get(str(extent), 1))
     return tuple(found.items())
+
+
+def _row(a: Argument) -> int | str:
+    """How long the rows of a tensor are."""
+    return a.shape[rows_along(a.strides)] if a.shape else 1
 
 
 def _dense(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
@@ -410,7 +418,7 @@ def _image(
                 a,
                 written=a.name in written,
                 dense=a.dense if a.name in dense else 0,
-                row=a.row if a.name in written or a.shape[-1:] and a.shape[-1] in multiples else 1,
+                row=a.row if a.name in written or _row(a) in multiples else 1,
             )
             for a in _arguments(signature, key, func)
         ),

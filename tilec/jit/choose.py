@@ -258,8 +258,9 @@ class Choices:
             sizes = copied(names, call)
             if 0 < sum(sizes) <= MOST_BYTES:
                 speeds, packed = find_target(base.target).speeds, replace(base, packed=names)
-                apart = [n for n in names if call.tensors[n].strides[-1] != 1]
-                turned = copied(apart, call)
+                rows = dict(func.attrs.get("turned", ()))
+                apart = (n for n in names if call.tensors[n].strides[-1] != 1)
+                turned = copied([n for n in apart if n not in rows], call)
                 below = packing.left(sizes, turned, plain, speeds)
                 other = self.rank(packed, asked, 0, found.tiles, below)
                 if other and other.best and packing.pays(sizes, turned, plain, other.best, speeds):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import end_at_caller, for_users, opaque
 from tilec.ir.errors import LaunchError, TilecError, shown
+from tilec.ir.types import rows_along
 from tilec.jit.captured import Reads
 from tilec.jit.export import export_c
 from tilec.jit.fastpath import can_be_written, written_teller
@@ -372,7 +373,8 @@ class CompiledKernel(Launchable):
                 unfit = f"rows without gaps and an address divisible by {a.dense} bytes, got "
                 unfit += f"strides {t.strides} and an address divisible by {alignment(t.pointer)}"
             elif row_fact(t, a.align) < a.row:
-                unfit = f"rows of whole {a.row} bytes, got rows of {t.shape[-1]} elements"
+                row = t.shape[rows_along(t.strides)]
+                unfit = f"rows of whole {a.row} bytes, got rows of {row} elements"
             if unfit:
                 message = f"{a.name}: this variant was compiled for {unfit}"
                 hint = "compile it for a specification of such an array, or pass a copy"

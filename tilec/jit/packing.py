@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.types import DTYPES
+from tilec.ir.types import DTYPES, rows_along
 from tilec.jit.specialise import SpecialisationKey
 from tilec.runtime.arguments import Call, read_arguments
 from tilec.runtime.block import TENSOR_MAP_BYTES, ArgumentBlock
@@ -54,7 +54,8 @@ def _begins_anywhere(a: Argument) -> bool:
     size = DTYPES[a.dtype].bits // 8
     if len(a.strides) not in (2, 3) or size not in _WORDS:
         return False
-    known = [s * size for s in a.strides[:-1] if isinstance(s, int)]
+    along = rows_along(a.strides)
+    known = [s * size for d, s in enumerate(a.strides) if isinstance(s, int) and d != along]
     odd = a.align < FACT_LIMIT or any(s % FACT_LIMIT for s in known)
     return odd or a.strides[-1] != 1
 

@@ -1,16 +1,22 @@
-"""bring_tiles: a tile that threads add to a product's result, element by element, is brought ahead.
+"""bring_tiles: a tile that threads read beside a loop's products, element by element, is brought
+ahead.
 
-Before: TILE; in a pipelined loop an element loop over what a product has given reads a tile of a
-tensor, as the bias of attention is read:
+Before: TILE; in a pipelined loop an element loop over what a product has given, or what one will
+take, reads a tile of a tensor, as the bias of attention is read, or weights of four bits:
 
     for k in T.Pipelined(n):
         s = Q K[k]
         parallel (64, 64) { s[i, j] += bias[y + i, k * 64 + j] }
 
+    for k in T.Pipelined(n):
+        parallel (64, 64) { w[i, j] = decoded(W[y + i, (k * 64 + j) // 2]) }
+        s += X[k] w
+
 After: a copy in front of the element loop brings the tile to shared memory, where TMA can, so that
 it runs ahead of its iteration as K does (`plan_pipeline`): threads that had waited for a product
-waited as long again for memory. So it is with tensors that the kernel does not write, and tiles as
-large as the loop, where all have room; a row or a column is too little for TMA."""
+waited as long again for memory, and those that decode waited for each element. So it is with
+tensors that the kernel does not write, and tiles as large as the loop, or as what packs its
+elements, where all have room; a row or a column is too little for TMA."""
 
 from __future__ import annotations
 
@@ -21,11 +27,11 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import TMA_ALIGN, safe_values, tensor_map_fits
-from tilec.ir.core import Func, Op, Region, Value
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.effects import buffers_written, changing_tensors, effects_in
 from tilec.ir.types import BufferType
 from tilec.passes.plan_pipeline import BARRIER_BYTES, has_stages, staging_bytes
-from tilec.passes.utils.regions import LoopRegions
+from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.target import Target
 
 
@@ -39,18 +45,18 @@ def bring_tiles(func: Func, target: Target) -> Func:
     def visit(o: ops.For) -> ops.For | None:
         if not has_stages(o):
             return None
-        sums: set[Value] = set()
+        used = {r.buffer for x in o.body.every(ops.Gemm) for r in x.inputs}
         statements: list[Op] = []
         room = _room(func, o, target)
         for x in o.body.ops:
             if isinstance(x, ops.Gemm):
-                sums.add(x.c)
-            adds = not sums.isdisjoint(buffers_written(e for _, e in effects_in(x)))
-            if isinstance(x, ops.Parallel) and adds and x.layout is None and x.wanted is None:
-                beside = _Beside(x, o.body.args[0], facts, kept)
-                loop = beside.behind_copies()
-                if beside.bytes * _stages(o) <= room:
-                    room -= beside.bytes * _stages(o)
+                used.add(x.c)
+            beside = not used.isdisjoint(buffers_written(e for _, e in effects_in(x)))
+            if isinstance(x, ops.Parallel) and beside and x.layout is None and x.wanted is None:
+                tiles = _Tiles(x, o.body.args[0], facts, kept)
+                loop = tiles.behind_copies()
+                if tiles.bytes * _stages(o) <= room:
+                    room -= tiles.bytes * _stages(o)
                     statements += loop
                     continue
             statements.append(x)
@@ -78,15 +84,15 @@ def _room(func: Func, o: ops.For, target: Target) -> int:
     return target.shared_bytes - BARRIER_BYTES - staging - sum(taken)
 
 
-class _Beside(LoopRegions):
-    """An element loop beside a product. `index`: that of the loop around it; `kept`: tensors whose
-    elements are loaded where they are used."""
+class _Tiles(LoopRegions):
+    """What an element loop beside a product reads. `index`: that of the loop around it; `kept`:
+    tensors whose elements are loaded where they are used."""
 
     def __init__(self, o: ops.Parallel, index: Value, facts: Facts, kept: set[Value]) -> None:
         super().__init__(o, facts)
         self.index, self.kept = index, kept
         self.b = Builder(o.loc)
-        self.tiles: dict[tuple[Value, ...], Value] = {}
+        self.tiles: dict[tuple[Value, ...], tuple[Value, tuple[int, ...]]] = {}
 
     def behind_copies(self) -> list[Op]:
         """The loop behind copies of the tiles that it reads."""
@@ -96,21 +102,25 @@ class _Beside(LoopRegions):
     @property
     def bytes(self) -> int:
         """Of the tiles."""
-        types = (v.type for v in self.tiles.values())
-        return sum(t.stage_bytes for t in types if isinstance(t, BufferType))
+        return sum(tile.buffer.stage_bytes for tile, _ in self.tiles.values())
 
-    def from_tile(self, x: ops.Load) -> ops.Load | None:
+    def from_tile(self, x: ops.Load) -> list[Op] | None:
         key = (x.source, *x.indices)
         if key not in self.tiles:
-            box = self.box(x)
-            if box is None:
+            found = self.walk(x)
+            if found is None:
                 return None
-            t = BufferType(box.shape, x.source.dtype, "shared")
-            self.tiles[key] = tile = self.b.value(ops.Alloc, t, name=f"{x.source.name}_tile")
-            self.b.emit(ops.Copy, box, self.b.whole(tile), loc=x.loc)
-        return replace(x, source=self.tiles[key], indices=self.o.body.args)
+            t = BufferType(found.region.shape, x.source.dtype, "shared")
+            tile = self.b.value(ops.Alloc, t, name=f"{x.source.name}_tile")
+            self.b.emit(ops.Copy, found.region, self.b.whole(tile), loc=x.loc)
+            self.tiles[key] = tile, found.per
+        tile, per = self.tiles[key]
+        b = Builder(x.loc)
+        pairs = zip(self.o.body.args, per)
+        at = tuple(a if n == 1 else b.binary("floordiv", a, n) for a, n in pairs)
+        return [*b.ops, replace(x, source=tile, indices=at)]
 
-    def box(self, x: ops.Load) -> Region | None:
+    def walk(self, x: ops.Load) -> Walked | None:
         """The tile that all iterations read together, if TMA can bring it for each iteration of
         the loop around."""
         t, origins = x.source.buffer, self.facts.origins
@@ -118,9 +128,8 @@ class _Beside(LoopRegions):
             return None
         if not any(self.index in origins.of(v) for v in x.indices):
             return None
-        start = self.facts.form(x.indices[-1]).without(self.o.body.args[-1])
-        units = (start.divisor(self.facts.divisor), self.o.extents[-1])
-        if len(self.o.extents) < 2 or any(n * t.dtype.bits // 8 % TMA_ALIGN for n in units):
+        found, last = self.walked(x.source, x.indices, several=True), self.run(x.indices[-1])
+        if last is None or found is None or found.order != self.o.body.args or len(found.order) < 2:
             return None
-        found = self.walked(x.source, x.indices)
-        return found.region if found is not None and found.order == self.o.body.args else None
+        units = (last.start.divisor(self.facts.divisor), found.region.extents[-1])
+        return None if any(n * t.dtype.bits // 8 % TMA_ALIGN for n in units) else found

@@ -244,6 +244,8 @@ class Lowering:
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
         width = max(width, *(self.known.of_byte(o, arg, limit) for o in accesses), 1)
+        parts = (self.known.packed(o, arg, limit) for o in accesses)
+        width = max(width, *(found.width * found.per for found in parts if found), 1)
         if not self.known.needs(p):
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return

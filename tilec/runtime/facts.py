@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.ir.types import MOST_NARROW, named_strides
+from tilec.ir.types import MOST_NARROW, named_strides, rows_along
 from tilec.runtime.tensors import Tensor, contiguous_strides
 
 FACT_LIMIT = 16  # bytes; the widest access of a thread, and what a tensor map asks of strides
@@ -35,11 +35,14 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def fact_strides(name: str, t: Tensor, shape: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The strides as a variant is compiled for them: 1 in the innermost dimension and the
-    contiguous stride above compile-time extents are ints, any other is the name of a run-time
-    value."""
-    known = zip(t.strides, named_strides(name, shape))
-    return tuple(s if s == k else f"{name}_stride{dim}" for dim, (s, k) in enumerate(known))
+    """The strides as a variant is compiled for them: 1 in the innermost dimension, or where else
+    rows go along, and the contiguous stride above compile-time extents are ints, any other is the
+    name of a run-time value."""
+    known = list(named_strides(name, shape))
+    if t.strides and t.strides[d := rows_along(t.strides)] == 1:
+        known[d] = 1
+    both = zip(t.strides, known)
+    return tuple(s if s == k else f"{name}_stride{dim}" for dim, (s, k) in enumerate(both))
 
 
 def alignment_fact(t: Tensor, strides: Sequence[int | str]) -> int:
@@ -64,10 +67,13 @@ def dense_fact(t: Tensor) -> int:
 
 
 def row_fact(t: Tensor, align: int) -> int:
-    """The power of two up to `align` bytes that divides the bytes of a row (the extent of the last
-    dimension), where rows begin at multiples of these; 16 where they do not, and for a vector."""
+    """The power of two up to `align` bytes that divides the bytes of a row (the extent of the
+    dimension that rows go along), where rows begin at multiples of these; 16 where they do not, and
+    for a vector."""
     if t.is_empty or len(t.shape) < 2:
         return FACT_LIMIT
-    if any(n > 1 and s * t.itemsize % align for n, s in zip(t.shape[:-1], t.strides)):
+    along = rows_along(t.strides)
+    others = [(n, s) for d, (n, s) in enumerate(zip(t.shape, t.strides)) if d != along]
+    if any(n > 1 and s * t.itemsize % align for n, s in others):
         return FACT_LIMIT
-    return min(align, alignment(t.shape[-1] * t.itemsize))
+    return min(align, alignment(t.shape[along] * t.itemsize))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tilec.ir.copy_engines import tensor_map_fits
 from tilec.ir.core import Func
 from tilec.ir.ops import Copy, Gemm
 from tilec.passes.utils.plans import pipelined
@@ -28,8 +29,16 @@ TURNED = 0.08  # of the memory bus, elements of rows that lie apart (H200: 117 M
 
 
 def operands(func: Func) -> frozenset[str]:
-    """The arguments whose tiles pipelined loops bring to products."""
-    tensors = {p.value: p.arg for p in func.params if p.role == "tensor"}
+    """The arguments whose tiles pipelined loops bring to products, but for those that are taken as
+    they lie, since the dimension along which they have neighbours is another one, and instructions
+    read elements of two bytes either way."""
+    turned = dict(func.attrs.get("turned", ()))
+    tensors = {
+        p.value: p.arg
+        for p in func.params
+        if p.role == "tensor"
+        and not (p.arg in turned and p.value.dtype.bits == 16 and tensor_map_fits(p.value.buffer))
+    }
     loops = (o for o in pipelined(func.body) if o.body.has(Gemm))
     sources = {o.source.buffer for loop in loops for o in loop.body.every(Copy)}
     return frozenset(tensors[v] for v in sources if v in tensors)

@@ -19,7 +19,8 @@ from tilec.passes.utils.registers import widest_wgmma
 from tilec.passes.utils.tile_ends import ATOM, SharedTiles, rounded, shared_by, up
 from tilec.target import Target
 
-MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction
+MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction, and
+# as one of `ATOM` rows: fewer are multiplied sooner so, too
 FEW_REGISTERS = 64  # an uneven fragment may take so many
 WORTH = 1.25  # times as fast has a larger product to be, whose tiles take longer to come
 
@@ -149,6 +150,13 @@ def _grown(o: ops.Gemm, m: int, n: int) -> ops.Gemm:
     return replace(o, a=grown(o.a, -3 - a, m), b=grown(o.b, -3 - b, n), c=c)
 
 
+def _have_room(func: Func, pads: dict[int, int]) -> bool:
+    """Whether fragments that are padded take few registers then."""
+    shapes = (v.buffer.static_shape for v in fragments_of(func))
+    padded = ([pads.get(e, e) for e in s] for s in shapes if any(pads.get(e, e) != e for e in s))
+    return all(prod(s) <= FEW_REGISTERS * threads_of(func) for s in padded)
+
+
 def _pads(
     func: Func,
     target: Target,
@@ -166,10 +174,14 @@ def _pads(
         if o in deep:
             continue
         m, n, _ = o.shape
-        tiles = [shared_by(up(m, r.m), up(n, r.n), m == n, warps) for r in instrs]
+        units = {u for r in instrs for u in ((r.m, r.n), (r.n, r.m))}  # of the swapped one, too
+        tiles = [shared_by(up(m, i), up(n, j), m == n, warps) for i, j in sorted(units)]
         rows, columns = min(tiles, key=prod)
-        if rows * columns <= MOST_PADDED * m * n:
-            pads |= {m: rows, n: columns}
+        larger = {m: rows, n: columns}
+        if rows * columns <= MOST_PADDED * m * n or (
+            rows * columns <= MOST_PADDED * max(m, ATOM) * max(n, ATOM) and _have_room(func, larger)
+        ):
+            pads |= larger
     for o, sides in faster.items():
         pads.update(zip(o.shape, sides))
     pads = {e: p for e, p in pads.items() if e != p}

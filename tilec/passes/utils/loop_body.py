@@ -232,8 +232,9 @@ class LoopBody:
         alone = isinstance(o, ops.Atomic) and not self.known.adds_vectors(o)
         limit = 1 if alone else min(self.width, len(envs))
         arg = self._arg if limit > 1 else None
-        known = self.known.memory(o, arg, limit)
-        width = known.width
+        together = None if o in self.past else self.known.packed(o, arg, limit)
+        known = together or self.known.memory(o, arg, limit)
+        width, per = known.width * known.per, known.per
         apart = arg is not None and width == 1 and self.known.stride(o, arg) > 1
         loaded: dict[tuple[Value, ...], Substitution] = {}
         for start in range(0, len(envs), width):
@@ -251,7 +252,9 @@ class LoopBody:
             if o in self.past:
                 self._async(o, group, known)
             else:
-                self._access(o, group, known)
+                self._access(o, group[::per], known)
+                for e, env in enumerate(group):
+                    env.update((r, group[e - e % per][r]) for r in o.results if e % per)
 
     def _access(self, o: ops.ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """One vector, or where it crosses an edge its elements."""

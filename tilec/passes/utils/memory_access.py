@@ -18,7 +18,7 @@ from tilec.ir.effects import changing_tensors
 from tilec.ir.instr.memory import RED_WIDTHS
 from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
-from tilec.ir.neighbours import Neighbours, holds_between
+from tilec.ir.neighbours import Neighbours, holds_between, run_of
 from tilec.ir.types import BufferType
 from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.addressing import Tensors, clone_expression
@@ -32,8 +32,8 @@ MOST_APART = 8
 @dataclass(frozen=True)
 class VectorAccess:
     """One access to memory in a parallel loop: the widest vector it may use, the tests it needs,
-    the bytes that divide its place, where that is not what its width says, and whether rows end
-    between two such vectors."""
+    the bytes that divide its place, where that is not what its width says, whether rows end between
+    two such vectors, and how many neighbours have one element."""
 
     width: int
     checks: tuple[
@@ -41,6 +41,7 @@ class VectorAccess:
     ]  # (dimension, below zero possible, past the end possible)
     bytes: int = 0
     whole: bool = False
+    per: int = 1
 
 
 class MemoryFacts:
@@ -115,17 +116,42 @@ class MemoryFacts:
             else:
                 start = self.facts.form(o.indices[-1]).without(arg)
                 width = gcd2(width, start.divisor(self.facts.divisor))
-            whole = True
-            if width > 1:
-                if t.space == "global":
-                    known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
-                    width = min(width, max(known, 1))
-                while t.layout is not None and not has_runs(t.layout, width):
-                    width //= 2
+            width, whole = self._vector(o, width), True
+        return self._access(o, width, whole)
+
+    def _access(self, o: ops.ElementAccess, width: int, whole: bool, per: int = 1) -> VectorAccess:
+        t = o.buffer.buffer
         if t.space != "global":
-            return VectorAccess(width, ())
+            return VectorAccess(width, (), per=per)
         whole = whole and self.facts.size_divisor(t.shape[-1]) % width == 0
-        return VectorAccess(width, self.checks(o, t), whole=whole)
+        return VectorAccess(width, self.checks(o, t), whole=whole, per=per)
+
+    def packed(self, o: ops.ElementAccess, arg: Value | None, limit: int) -> VectorAccess | None:
+        """The vector that `limit` neighbours along `arg` load together where several of them are
+        parts of one element, as nibbles are of words (`W[i, j // 8]`); None if there is none."""
+        if (
+            arg is None
+            or not isinstance(o, ops.Load)
+            or any(self.moves(v, arg) for v in o.indices[:-1])
+        ):
+            return None
+        run = run_of(self.facts, o.indices[-1], (arg,))
+        if run is None or run.per == 1 or limit % run.per:
+            return None
+        start = run.start.divisor(self.facts.divisor)
+        width = self._vector(o, gcd2(limit // run.per, start))
+        return self._access(o, width, True, run.per) if width > 1 else None
+
+    def _vector(self, o: ops.ElementAccess, most: int) -> int:
+        """How many elements one access takes, of so many that lie side by side."""
+        t = o.buffer.buffer
+        width = min(most, MAX_VECTOR_BYTES * 8 // t.dtype.bits)
+        if width > 1 and t.space == "global":
+            known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
+            width = min(width, max(known, 1))
+        while width > 1 and t.layout is not None and not has_runs(t.layout, width):
+            width //= 2
+        return width
 
     def stride(self, o: ops.ElementAccess, arg: Value | None) -> int:
         """How far apart neighbours along `arg` are in memory, where they are `MOST_APART` at most;

@@ -7,16 +7,18 @@ from typing import NamedTuple
 from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
 from tilec.ir.core import Op, Region, Substitution, Value, upstream
+from tilec.ir.neighbours import Run, run_of
 from tilec.ir.ops import Binary, Cast, Parallel
 from tilec.ir.types import DType
 
 
 class Walked(NamedTuple):
     """A box, and a loop's indices in the order of the dimensions they run along, those of one
-    iteration left out."""
+    iteration left out; of each, how many neighbours have the same element."""
 
     region: Region
     order: tuple[Value, ...]
+    per: tuple[int, ...]
 
 
 class LoopRegions:
@@ -31,23 +33,34 @@ class LoopRegions:
         self.before = Builder(o.loc)
         self.subst: Substitution = {}
 
-    def walked(self, buffer: Value, indices: tuple[Value, ...]) -> Walked | None:
-        """What accesses to elements at `indices` walk; None if that is no box with unit strides."""
+    def run(self, index: Value) -> Run | None:
+        """How an index goes with the loop's; None if neighbours are further apart than 1, or not
+        the same for all, or where it goes with several."""
+        found = run_of(self.facts, index, [a for a, e in self.extents.items() if e > 1])
+        whole = found is None or found.along is None or self.extents[found.along] % found.per == 0
+        return found if whole else None
+
+    def walked(
+        self, buffer: Value, indices: tuple[Value, ...], several: bool = False
+    ) -> Walked | None:
+        """What accesses to elements at `indices` walk; None if that is no box with unit strides.
+        `several`: neighbours may have one element."""
         offsets: list[Value] = []
         extents: list[int] = []
         order: list[Value] = []
+        each: list[int] = []
         for index in indices:
-            slopes = {a: self.facts.slope(index, a) for a, e in self.extents.items() if e > 1}
-            along = [a for a, slope in slopes.items() if slope != 0]
-            if len(along) > 1 or any(slopes[a] != 1 or a in order for a in along):
+            run, offset = self.run(index), self.at_first(index)
+            if run is None or run.along in order or offset is None:
                 return None
-            offset = self.at_first(index)
-            if offset is None:
+            if run.per > 1 and not several:
                 return None
-            order += along
+            if run.along is not None:
+                order.append(run.along)
+                each.append(run.per)
             offsets.append(offset)
-            extents.append(self.extents[along[0]] if along else 1)
-        return Walked(Region(buffer, tuple(offsets), tuple(extents)), tuple(order))
+            extents.append(1 if run.along is None else self.extents[run.along] // run.per)
+        return Walked(Region(buffer, tuple(offsets), tuple(extents)), tuple(order), tuple(each))
 
     def invariant(self, v: Value) -> Value | None:
         """`v` computed before the loop, None if it depends on the iteration or on memory."""
@@ -74,6 +87,8 @@ class LoopRegions:
                 return self._zero(o.dtype)
             case Binary(kind=kind), [x, y] if kind in ("add", "mul") and (x in zeros or y in zeros):
                 return self.before.fold(kind, x, y)
+            case Binary(kind="floordiv"), [x, _] if x in zeros:
+                return x
             case Binary(kind="sub"), [x, y] if y in zeros:
                 return x
         made = o.clone(self.subst)

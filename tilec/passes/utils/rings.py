@@ -264,10 +264,11 @@ class TensorMaps:
         given = (p for p in func.params if p.role == "tensor_map")
         self.params: dict[Type, Param] = {p.value.type: p for p in given}
         self.viewed = frozenset(func.attrs.get("viewed", ()))
+        self.turned = dict(func.attrs.get("turned", ()))
 
     def get(self, tensor: Value, box: tuple[int, ...], swizzle: int, dtype: DType) -> Value:
         """The descriptor's value; `box` is innermost first, `dtype` that of shared memory."""
-        dims = tuple(reversed(range(tensor.buffer.rank)))
+        dims = tuple(reversed(self.turned.get(tensor.name, range(tensor.buffer.rank))))
         view = tensor.buffer.static_shape if tensor.name in self.viewed else ()
         t = TensorMapType(tensor.name, dims, box, swizzle, dtype, view)
         if t not in self.params:
