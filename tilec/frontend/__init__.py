@@ -27,7 +27,8 @@ from tilec.frontend.signature import (
 
 if TYPE_CHECKING:
     from tilec.frontend.parameters import Specialisation, TensorFact
-    from tilec.frontend.tracer import Forms, trace
+    from tilec.frontend.recovery import Forms
+    from tilec.frontend.tracer import trace
 
 __all__ = [
     "REQUIRED", "Forms", "Parameter", "Signature", "Specialisation", "TensorFact", "bind_constants",
@@ -39,5 +40,5 @@ def __getattr__(name: str) -> Any:
     # A launch of a kernel from the disk cache reads its signature and traces nothing.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "tracer" if name in ("Forms", "trace") else "parameters"
+    module = {"Forms": "recovery", "trace": "tracer"}.get(name, "parameters")
     return getattr(importlib.import_module(f"tilec.frontend.{module}"), name)

@@ -410,8 +410,13 @@ class Across:
         """Which of the `late` accesses (`of`: party, column, time) of other clusters the threads in
         `rows` do not have behind them."""
         late = np.broadcast_to(late, np.broadcast_shapes(late.shape, rows.shape)).copy()
-        parties, actors, times, rows = (np.broadcast_to(x, late.shape)[late] for x in (*of, rows))
-        left, known_of = np.flatnonzero(late), late.reshape(-1)
+
+        def chosen(x: Any) -> Ints:
+            found: Ints = np.broadcast_to(x, late.shape)[late]
+            return found
+
+        parties, actors, times, rows = map(chosen, (*of, rows))
+        left, flat = np.flatnonzero(late), late.reshape(-1)
         asked = {*parties.tolist()}
         for column, time, known in reversed(self._learnt):  # who came last knows most
             knows = self.clocks.seen[rows, column] > time
@@ -422,7 +427,7 @@ class Across:
                 before = seen.take(actors, mode="clip") > times
                 before &= knows & (parties == party) & (actors < len(seen))
                 if before.any():
-                    known_of[left[before]] = False
+                    flat[left[before]] = False
                     rest = ~before
                     left, rows, knows = left[rest], rows[rest], knows[rest]
                     parties, actors, times = parties[rest], actors[rest], times[rest]
