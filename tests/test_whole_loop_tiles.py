@@ -242,8 +242,8 @@ def test_blocks_share_long_rows(target: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("case", [_norm, _entropy], ids=["norm", "entropy"])
 def test_longer_rows(case: Any, rng: np.random.Generator) -> None:
-    for m, n in ((2, 8200), (1, 65600)):
-        _check(case(rng, m, n), "cuda:sm_90a")
+    for n in (8200, 65600):
+        _check(case(rng, 2, n), "cuda:sm_90a")
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
