@@ -39,12 +39,13 @@ def covering(rows: Sequence[Row], strength: int) -> list[int]:
     pairs: Counter[tuple[object, ...]] = Counter()
     chosen = []
     while missing:
-        best = max(
-            range(len(rows)),
+        gains = [len(mine & missing) for mine in met]
+        most = max(gains)
+        best = min(
+            (i for i, gain in enumerate(gains) if gain == most),
             key=lambda i: (
-                len(met[i] & missing),
-                -sum(used[place] for place in enumerate(rows[i])),
-                -sum(pairs[two] for two in itertools.combinations(enumerate(rows[i]), 2)),
+                sum(used[place] for place in enumerate(rows[i])),
+                sum(pairs[two] for two in itertools.combinations(enumerate(rows[i]), 2)),
             ),
         )
         missing -= met[best]

@@ -3,8 +3,9 @@ under every plan of a GPU target."""
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.printer import print_func
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
-from tilec.passes import run_plan
+from tilec.passes import DECIDE, EXPAND, NORMALISE, apply
+from tilec.passes.utils.plans import take_wanted, with_plan
 from tilec.target import Target, find_target
 from tilec.tune.plans import plans
 
@@ -62,15 +64,19 @@ def tile_func(function: Callable[..., Any], arrays: Arrays, wide: bool = False, 
     return func
 
 
+_NORMAL: dict[tuple[str, str], Func] = {}
 _LOWERED: dict[tuple[str, str, Plan], Func] = {}
 
 
 def lower(func: Func, target: Target, plan: Plan) -> Func:
     """`run_plan`, once for functions that read alike: another size of an array is not seen in
-    them. Raises ResourceError."""
-    key = print_func(func), target.name, plan
+    them; what comes before plans once for all of them. Raises ResourceError."""
+    about = print_func(func), target.name
+    if about not in _NORMAL:
+        _NORMAL[about] = apply(NORMALISE, take_wanted(func)[0], target, None)
+    key = *about, plan
     if key not in _LOWERED:
-        _LOWERED[key] = run_plan(func, target, plan)
+        _LOWERED[key] = apply((*DECIDE, *EXPAND), with_plan(_NORMAL[about], plan), target, None)
     return _LOWERED[key]
 
 
@@ -92,6 +98,23 @@ def lowered(func: Func, target: Target, some: bool = False) -> Iterator[tuple[Pl
             except ResourceError:
                 continue
     assert fits, "no plan fits"
+
+
+def outermost(func: Func, target: Target) -> list[tuple[Plan, Func]]:
+    """The function under the first and the last kind of plan that fits."""
+    kinds: dict[str, list[Plan]] = {}
+    for plan in plans(func, target):
+        if plan.parts == 1:
+            kinds.setdefault(plan.name, []).append(plan)
+
+    def first_of(names: Iterable[str]) -> tuple[Plan, Func]:
+        for plan in (plan for name in names for plan in kinds[name]):
+            with contextlib.suppress(ResourceError):
+                return plan, lower(func, target, plan)
+        raise AssertionError("no plan fits")
+
+    first, last = first_of(kinds), first_of(reversed(kinds))
+    return [first] if first[0].name == last[0].name else [first, last]
 
 
 def on_cpu(function: Callable[..., Any], arrays: Arrays, **options: Any) -> Arrays:

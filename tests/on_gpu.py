@@ -52,7 +52,7 @@ FIRST_COME = (
 ANY_ORDER = (
     "test_collect_atomics.py",
     "test_combine_atomics.py",
-    "test_examples_simulated.py::test_simulated[split_k",
+    "test_simulate_programs.py::test_example[split_k",
     "test_mixed_words.py::test_numbers[tiles_by_atomics",
     "test_whole_loop_places.py::test_an_index_that_is_read",
     "test_whole_loop_truths.py::test_numbers[shared_sums",

@@ -487,7 +487,7 @@ def test_grids_that_are_launched() -> None:
 # --- shared sums ----------------------------------------------------------------------------------
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("split", [2, 3, 8])
 @pytest.mark.parametrize("specialise", [True, False])
 @pytest.mark.parametrize("k", [200, 8, 0])

@@ -17,6 +17,7 @@ import tilec
 import tilec.language as T
 from tilec import passes
 from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
+from tilec.frontend.whole_loops.forms import WholeLoops
 from tilec.ir import analysis, core
 from tilec.ir.core import Func, Op, Region, Value, upstream, walk
 from tilec.ir.errors import ResourceError
@@ -101,9 +102,9 @@ def test_a_kernel_is_traced_once_for_its_choice_and_its_code(
     traced: list[Any] = []
     trace = build.trace
 
-    def counted(signature: Any, known: Any) -> Func:
+    def counted(signature: Any, known: Any, forms: Any) -> Func:
         traced.append(known.constants)
-        return trace(signature, known)
+        return trace(signature, known, forms)
 
     monkeypatch.setattr(build, "trace", counted)
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
@@ -124,7 +125,7 @@ def test_what_is_traced_serves_all_who_know_the_same(monkeypatch: pytest.MonkeyP
     """Targets whose warps have as many lanes, and rows of any length; not other alignments."""
     build = importlib.import_module("tilec.jit.build")
     trace, known = build.trace, []
-    monkeypatch.setattr(build, "trace", lambda s, k: known.append(k) or trace(s, k))
+    monkeypatch.setattr(build, "trace", lambda s, k, f: known.append(k) or trace(s, k, f))
 
     @tilec.kernel
     def scale(A: T.Tensor((N, T.dynamic("M")), "float32"), BN: T.constexpr = T.auto(64, 128)):
@@ -142,6 +143,38 @@ def test_what_is_traced_serves_all_who_know_the_same(monkeypatch: pytest.MonkeyP
     assert len(known) == 4
     compiled(1008, 1008, "hip:gfx942")
     assert len(known) == 6
+
+
+def test_a_loop_becomes_a_program_once_for_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of tensors decides, not the sizes of tiles that are tried."""
+    build = importlib.import_module("tilec.jit.build")
+    form, trace, formed, traced = WholeLoops._form, build.trace, [], []
+    monkeypatch.setattr(WholeLoops, "_form", lambda s, *a: formed.append(a[0]) or form(s, *a))
+    monkeypatch.setattr(build, "trace", lambda s, k, f: traced.append(k) or trace(s, k, f))
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    K, L = T.dynamic("K, L")
+
+    @tilec.kernel
+    def product(
+        A: T.Tensor((N, K), "float32"),
+        B: T.Tensor((K, L), "float32"),
+        C: T.Tensor((N, L), "float32"),
+    ):
+        for i, j in T.Parallel(N, L):
+            total: T.float32 = 0
+            for k in range(K):
+                total += A[i, k] * B[k, j]
+            C[i, j] = total
+
+    def key_of(*shapes: tuple[int, int]) -> Any:
+        return product.key_of([tilec.spec(s, "float32") for s in shapes], "cuda:sm_90a", {})
+
+    first = key_of((64, 64), (64, 64), (64, 64))
+    assert len(traced) > 20 and len(formed) == 1
+    assert first.plan is not None and {n for n, _ in first.constants} == {"BM", "BN", "BK"}
+    count = len(traced)
+    key_of((64, 63), (63, 64), (64, 64))  # rows that begin anywhere
+    assert len(traced) > count and len(formed) == 2
 
 
 def test_operands_of_every_op_are_those_of_its_fields() -> None:

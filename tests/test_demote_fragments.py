@@ -46,7 +46,7 @@ def product(dtype: str, ta: bool, tb: bool) -> Any:
     return kernel
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize("ta", [False, True])

@@ -46,9 +46,11 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("target", "p", "row"), PRODUCTS)
-def test_products(target: str, p: Product, row: str) -> None:
-    made = product_of(p, target)
+@pytest.mark.parametrize("number", range(len(PRODUCTS)))
+def test_products(number: int) -> None:
+    """What LLVM's optimiser leaves of every other one: that does not know products apart."""
+    target, p, row = PRODUCTS[number]
+    made = product_of(p, target, bool(number % 2))
     used = {*re.findall(r"v_w?mf?ma\w+|mma\.sync\S+", made.asm)}
     assert {name.removeprefix("mma.sync.aligned.") for name in used} == {row}
     assert not made.resources.spilled_bytes

@@ -45,24 +45,25 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
-def product_of(p: Product, target: str) -> tilec.CompiledKernel:
-    """`p` compiled, after its numbers were right before and after LLVM's optimiser."""
+def product_of(p: Product, target: str, optimised: bool) -> tilec.CompiledKernel:
+    """`p` compiled, after its numbers were right, as LLVM's optimiser leaves it or before."""
     kernel = tilec.kernel(p.kernel())
     depth = 2 * p.tile[2]
     a = quarters((depth, 40) if p.transpose_a else (40, depth), p.a)
     b = quarters((48, depth) if p.transpose_b else (depth, 48), p.b)
     want = (a.T if p.transpose_a else a).astype(float) @ (b.T if p.transpose_b else b).astype(float)
-    for optimised in (False, True):
-        c = np.zeros((40, 48), p.out)
-        report = tilec.simulate(kernel, a, b, c, target=target, optimised=optimised)
-        assert not report.findings
-        np.testing.assert_array_equal(c, want)
+    c = np.zeros((40, 48), p.out)
+    report = tilec.simulate(kernel, a, b, c, target=target, optimised=optimised)
+    assert not report.findings
+    np.testing.assert_array_equal(c, want)
     return kernel.compile(a, b, c, target=target)
 
 
-@pytest.mark.parametrize(("p", "row"), PRODUCTS, ids=[row for _, row in PRODUCTS])
-def test_products(p: Product, row: str) -> None:
-    made = product_of(p, GFX950)
+@pytest.mark.parametrize("number", range(len(PRODUCTS)), ids=[row for _, row in PRODUCTS])
+def test_products(number: int) -> None:
+    """What LLVM's optimiser leaves of every other one: that does not know products apart."""
+    p, row = PRODUCTS[number]
+    made = product_of(p, GFX950, bool(number % 2))
     assert set(re.findall(r"v_mfma\w+", made.asm)) == {row}
     assert made.resources.spilled_bytes == 0
     assert made.binary[48] == 0x4F, "EF_AMDGPU_MACH_AMDGCN_GFX950"

@@ -78,7 +78,7 @@ def check(function: Any, arrays: dict[str, Any], k: slice = slice(None)) -> None
     close(on_cpu(function, other)["C"], want)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("k", [8, 64, 72, 136, 200])
 @pytest.mark.parametrize("deep", [16, 32])
 @pytest.mark.parametrize("stages", [0, 1, 3])
@@ -92,7 +92,7 @@ def test_rows_are_whole_lines(deep: int, k: int, stages: int, rng: np.random.Gen
     check(function, arrays)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("k", [7, 64, 97, 200])
 @pytest.mark.parametrize(("deep", "whole"), [(20, 80), (40, 80), (24, 48)])
 def test_steps_that_no_instruction_goes_through(

@@ -76,7 +76,7 @@ def arrays(page: int, keys: int = 150) -> tuple[list[Any], np.ndarray]:
 
 
 @pytest.mark.turns("cuda:sm_90a")
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("loop", [T.unroll, T.serial])
 @pytest.mark.parametrize("page", [1, 8, 16, 32])
 @pytest.mark.parametrize("target", TARGETS)

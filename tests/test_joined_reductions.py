@@ -35,7 +35,7 @@ def reduced(shape, view, kind, clear):
     return rows
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", WANTED)
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def operands(dtype: str, m: int, n: int):
 @pytest.mark.parametrize("m, n", [(1, 1), (3, 31), (2, 512), (3, 301), (4, 304)])
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "bfloat16"])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 def test_numbers(target: str, dtype: str, m: int, n: int) -> None:
     """Elements, and, where rows allow it (304), vectors of them."""
     values, result = operands(dtype, m, n)

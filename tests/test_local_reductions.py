@@ -49,7 +49,7 @@ def rows(kind: str, dtype: str, m: int, n: int) -> Any:
     return kernel
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1)])

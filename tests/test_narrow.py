@@ -77,7 +77,7 @@ def odd_tiles(dtype: str) -> Any:
 READS = {"tiles": (tiles, 1, 1), "elements": (elements, 2, -1), "odd tiles": (odd_tiles, 1, 1)}
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ("cpu", "cuda:sm_90a", "hip:gfx942"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", READS)
@@ -129,7 +129,7 @@ def write_rounded(dtype: str) -> Any:
 WRITES = {"tiles": write_tiles, "elements": write_elements, "rounded": write_rounded}
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ("cpu", "cuda:sm_90a", "hip:gfx942"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", WRITES)

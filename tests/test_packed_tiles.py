@@ -98,7 +98,7 @@ def specs(m: int, n: int, k: int, dtype: str) -> list[Any]:
     return [tilec.spec((m, k), "float16"), tilec.spec((n, k), dtype), tilec.spec((m, n), "float32")]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS[1:])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,7 +110,7 @@ def test_bytes_come_ahead(target: str, dtype: str, way: str) -> None:
     assert f"ahead: w, by {ENGINES[target]}" in plan
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", ["elements", "registers", "shared"])
@@ -127,7 +127,7 @@ def test_products(
     np.testing.assert_array_equal(Y, X.astype(float) @ (unpacked(W, dtype) - less).T)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 70, 224), (16, 64, 128), (1, 1, 32)])
@@ -177,7 +177,7 @@ def sums(dtype: str) -> Any:
     return kernel
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(37, 70), (1, 2), (16, 32)])
@@ -293,7 +293,7 @@ USES = {
 }
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("use", USES)
 def test_what_threads_write_has_elements_of_a_byte(
@@ -440,7 +440,7 @@ def through(dtype: str) -> Any:
     return kernel
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [*DTYPES, "float8_e8m0"])
 @pytest.mark.parametrize("shape", [(33, 70), (1, 2), (32, 64)])
@@ -480,7 +480,7 @@ def turns(dtype: str) -> Any:
     return kernel
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(33, 192), (1, 64)])

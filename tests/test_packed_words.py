@@ -166,7 +166,7 @@ def by_cp_async(dtype: str, number: str, each: int) -> Any:
     return copied
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("each", [1, 8, 32])
 @pytest.mark.parametrize("dtype, number", [("int4", "int8"), ("uint4", "uint8"), ("float4_e2m1", "float32")])  # fmt: skip  # noqa: E501

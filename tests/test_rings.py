@@ -30,6 +30,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import Plan
 from tilec.passes import insert_sync, run_plan
+from tilec.passes.utils.plans import with_plan
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.plans import plans
@@ -46,15 +47,17 @@ def specialised(p: RingProgram, stages: int) -> list[tuple[Plan, Func]]:
     """The function after `insert_sync` under every plan with producer warps that fits."""
     arrays, _ = p.arrays((2, 2), 4)
     func = tile_func(p.kernel.function, arrays)
+    normal = passes.apply(passes.NORMALISE, func, SM90, None)
+    each = (*passes.DECIDE, *passes.EXPAND)
+    some = each[: 1 + [one for one, _ in each].index(insert_sync)]
     found = []
     for plan in plans(func, SM90):
-        kept: dict[str, Func] = {}
         try:
-            run_plan(func, SM90, replace(plan, stages=stages), kept.__setitem__)
+            done = passes.apply(some, with_plan(normal, replace(plan, stages=stages)), SM90, None)
         except ResourceError:
             continue
-        if any(isinstance(o, TmaLoad) for o in walk(kept["insert_sync"].body)):
-            found.append((plan, kept["insert_sync"]))
+        if any(isinstance(o, TmaLoad) for o in walk(done.body)):
+            found.append((plan, done))
     assert found
     return found
 

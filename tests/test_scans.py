@@ -187,7 +187,7 @@ def block_sparse(
         T.copy(acc, C[by * 64, bx * 64])
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("held", ("tensor", "shared", "fragment"))
 @pytest.mark.parametrize("needed", ("any", "all"))

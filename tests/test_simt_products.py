@@ -72,7 +72,7 @@ def test_numbers(
         np.testing.assert_array_equal(got, want.astype(np.float32))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "dtype, sums",
     [

@@ -88,7 +88,7 @@ def sums(
 
 
 @pytest.mark.turns("cuda:sm_90a")
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("first", (0, 3, 400))
 @pytest.mark.parametrize("m, n", SIZES)
 @pytest.mark.parametrize("target", TARGETS)

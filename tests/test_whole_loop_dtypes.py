@@ -127,7 +127,7 @@ def kernels(tmp_path: Path) -> Callable[[Text, str], list[Any]]:
     return made
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("target", TARGETS)
@@ -202,7 +202,7 @@ FOUND: dict[str, Text] = {
 
 
 @pytest.mark.turns("cuda:sm_90a")
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", FOUND)
 @pytest.mark.parametrize("target", TARGETS)
@@ -257,7 +257,7 @@ INTS: dict[str, Text] = {
 
 
 @pytest.mark.turns("cuda:sm_90a")
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
 @pytest.mark.parametrize("name", INTS)
 @pytest.mark.parametrize("target", TARGETS)

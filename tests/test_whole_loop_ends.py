@@ -249,9 +249,9 @@ def test_loops_end_where_rows_say(target: str, size: int) -> None:
 
 
 def test_loops_end_where_lengths_of_rows_say(target: str) -> None:
-    q, w = numbers(70, 24), numbers(90, 24)
-    ends = (np.arange(70) * 37 % 91).astype(i32)
-    held = np.where(before(ends, 90), q.astype(np.float64) @ w.T.astype(np.float64), -np.inf)
+    q, w = numbers(37, 24), numbers(70, 24)
+    ends = (np.arange(37) * 37 % 71).astype(i32)
+    held = np.where(before(ends, 70), q.astype(np.float64) @ w.T.astype(np.float64), -np.inf)
     where = np.where(ends, held.argmax(-1), -1)
     check(of_lengths, target, [q, w, ends], held.max(-1), where, products=1)
 

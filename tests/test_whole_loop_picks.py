@@ -73,7 +73,7 @@ def is_over_tiles(kernel: Any, *arrays: np.ndarray) -> bool:
 
 
 @pytest.mark.turns("cuda:sm_90a")
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype, begin, than", WORDS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_word_tells_what_a_place_begins_with(

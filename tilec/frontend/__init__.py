@@ -27,10 +27,11 @@ from tilec.frontend.signature import (
 
 if TYPE_CHECKING:
     from tilec.frontend.parameters import Specialisation, TensorFact
+    from tilec.frontend.recovery import Forms
     from tilec.frontend.tracer import trace
 
 __all__ = [
-    "REQUIRED", "Parameter", "Signature", "Specialisation", "TensorFact", "bind_constants",
+    "REQUIRED", "Forms", "Parameter", "Signature", "Specialisation", "TensorFact", "bind_constants",
     "optional_tensors", "read_signature", "trace",
 ]  # fmt: skip
 
@@ -39,5 +40,5 @@ def __getattr__(name: str) -> Any:
     # A launch of a kernel from the disk cache reads its signature and traces nothing.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "tracer" if name == "trace" else "parameters"
+    module = {"Forms": "recovery", "trace": "tracer"}.get(name, "parameters")
     return getattr(importlib.import_module(f"tilec.frontend.{module}"), name)

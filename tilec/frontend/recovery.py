@@ -48,6 +48,7 @@ class Again(BaseException):
 Form = tuple[ast.With, dict[str, object]]
 """The kernel with a grid that a loop over whole tensors becomes, and what names of its own stand
 for."""
+Forms = dict[ast.For, Form]
 
 
 class LeftOut:
@@ -65,7 +66,7 @@ class LeftOut:
         self.added_up: set[ast.stmt] = set()
         self.in_tiles: dict[ast.expr, tuple[int, ...]] = {}
         self.in_bytes: frozenset[ast.expr] | None = None
-        self.forms: dict[ast.For, Form] = {}
+        self.forms: Forms = {}
         self.traced = 0
 
     def forget(self, node: ast.stmt, names: dict[str, object]) -> None:
@@ -97,10 +98,12 @@ def note_place(error: CompileError, node: ast.stmt) -> None:
     error.__dict__.setdefault("statement", node)
 
 
-def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
-    """What `trace` gives. Raises the CompileError that it raises, with `others`: those that it
-    raises without the statements of the errors before."""
+def trace_with_recovery(trace: Callable[[LeftOut], _F], forms: Forms) -> _F:
+    """What `trace` gives; `forms` are those that are known, to which it adds. Raises the
+    CompileError that it raises, with `others`: those that it raises without the statements of the
+    errors before."""
     left_out = LeftOut()
+    left_out.forms.update(forms)
 
     def attempt() -> _F:
         while True:
@@ -108,7 +111,9 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
                 return trace(left_out)
 
     try:
-        return attempt()
+        made = attempt()
+        forms.update(left_out.forms)
+        return made
     except CompileError as e:
         found = {e.cause or e.message: e}
         last = first = e

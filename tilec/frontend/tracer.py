@@ -10,7 +10,7 @@ from tilec.frontend.builtins.scalar import block_index
 from tilec.frontend.narrow import tiles_of_bytes
 from tilec.frontend.parameters import Parameters, Specialisation
 from tilec.frontend.prefetches import in_their_iteration
-from tilec.frontend.recovery import Again, LeftOut, trace_with_recovery
+from tilec.frontend.recovery import Again, Forms, LeftOut, trace_with_recovery
 from tilec.frontend.signature import Signature, bind_constants
 from tilec.frontend.values import Buffer, KernelHeader, Number, Scalar, as_syntax, describe
 from tilec.ir.builder import Builder
@@ -23,8 +23,9 @@ from tilec.ir.uniformity import LANES
 from tilec.support.syntax import every
 
 
-def trace(signature: Signature, specialisation: Specialisation) -> Func:
-    """The kernel as TILE IR for one specialisation.
+def trace(signature: Signature, specialisation: Specialisation, forms: Forms | None = None) -> Func:
+    """The kernel as TILE IR for one specialisation; `forms`: what its loops over whole tensors have
+    become under one that differs in the sizes of tiles alone, and become now.
 
     - `params`, in ABI order: tensors (parameters in order, then those of `T.empty`), scalars, sizes
       (role "size": i32, i64 if wide, named after the size; `arg` and `dim` say where it is read),
@@ -53,7 +54,7 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
         return func
 
     with told_as_internal("reading this", signature.loc):
-        return trace_with_recovery(once)
+        return trace_with_recovery(once, {} if forms is None else forms)
 
 
 class _KernelTracer(Parameters):

@@ -16,7 +16,7 @@ from tilec.builtins.choices import Auto
 from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
-from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
+from tilec.frontend import Forms, Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir import ops
 from tilec.ir.caller import told_as_internal
 from tilec.ir.clusters import cluster_of, first_of_all, parts_of, split_of
@@ -61,9 +61,16 @@ class OnlySimulated(CompileError):
     """The target cannot do what the simulator can do for it."""
 
 
-def trace_variant(
-    signature: Signature, key: SpecialisationKey, kept: dict[Hashable, Func] | None = None
-) -> Func:
+class Kept:
+    """What has been traced, by what the trace knows; what loops over whole tensors have become, by
+    what is known of them: all but the sizes of tiles."""
+
+    def __init__(self) -> None:
+        self.funcs: dict[Hashable, Func] = {}
+        self.forms: dict[Hashable, Forms] = {}
+
+
+def trace_variant(signature: Signature, key: SpecialisationKey, kept: Kept | None = None) -> Func:
     """The kernel's TILE form under `key`. What is traced is `kept` by what the trace knows: of the
     target it is the lanes of a warp, and nothing of how long rows are. Raises CompileError."""
     target = find_target(key.target)
@@ -86,16 +93,19 @@ def trace_variant(
         magnitudes={name: (about, unit) for name, about, unit in key.magnitudes},
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
-    kept = {} if kept is None else kept
+    kept = Kept() if kept is None else kept
     about = _hashable(key, known)
-    func = kept.get(about)
+    func = kept.funcs.get(about)
     if func is None:
-        func = trace(signature, known)
+        sizes = {*(signature.tiles or {}).values()}
+        rest = tuple(c for c in key.constants if c[0] not in sizes)
+        forms = kept.forms.setdefault(_hashable(replace(key, constants=rest), known), {})
+        func = trace(signature, known, forms)
         if key.may_alias:
             func = func.with_attrs(may_alias=True, passed_twice=True)
         with told_as_internal("preparing this kernel", signature.loc):
             func = unswitch_loops(plain_products(resolve_views(func)))
-            func = kept[about] = split_at_grid_sync(func)
+            func = kept.funcs[about] = split_at_grid_sync(func)
     if target.kind != "cpu":
         func = narrow_operands(turn_tensors(find_products(func)))
     if target.kind == "cuda" and target.has("mma"):

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class Choices:
         self._choosers: dict[SpecialisationKey, tune.Chooser] = {}
         self._stored: dict[SpecialisationKey, dict[str, Any]] = {}
         self._known: dict[SpecialisationKey, set[Variant]] = {}
-        self._traced: dict[Hashable, Func] = {}
+        self._traced: build.Kept | None = None
         self._lock = threading.Lock()
 
     def key(self, asked: Asked) -> SpecialisationKey:
@@ -107,8 +107,8 @@ class Choices:
         chosen = chosen or {}
         texts = ((n, describe(chosen[n]) if n in chosen else t) for n, t in key.constants)
         facts = replace(key, constants=tuple(texts), values={**key.values, **chosen})
-        if len(self._traced) >= _MOST_TRACED:
-            self._traced.clear()
+        if self._traced is None or len(self._traced.funcs) >= _MOST_TRACED:
+            self._traced = build.Kept()
         return build.trace_variant(signature, facts, self._traced)
 
     def _first_good(

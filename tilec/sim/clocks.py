@@ -409,11 +409,28 @@ class Across:
     ) -> NDArray[np.bool_]:
         """Which of the `late` accesses (`of`: party, column, time) of other clusters the threads in
         `rows` do not have behind them."""
-        parties, actors, times = of
         late = np.broadcast_to(late, np.broadcast_shapes(late.shape, rows.shape)).copy()
-        for column, time, known in self._learnt:
+
+        def chosen(x: Any) -> Ints:
+            found: Ints = np.broadcast_to(x, late.shape)[late]
+            return found
+
+        parties, actors, times, rows = map(chosen, (*of, rows))
+        left, flat = np.flatnonzero(late), late.reshape(-1)
+        asked = {*parties.tolist()}
+        for column, time, known in reversed(self._learnt):  # who came last knows most
             knows = self.clocks.seen[rows, column] > time
-            for party, seen in known.items():
+            if not knows.any():
+                continue
+            for party in asked & known.keys():
+                seen = known[party]
                 before = seen.take(actors, mode="clip") > times
-                late &= ~(knows & (parties == party) & before & (actors < len(seen)))
+                before &= knows & (parties == party) & (actors < len(seen))
+                if before.any():
+                    flat[left[before]] = False
+                    rest = ~before
+                    left, rows, knows = left[rest], rows[rest], knows[rest]
+                    parties, actors, times = parties[rest], actors[rest], times[rest]
+            if not len(left):
+                break
         return late
