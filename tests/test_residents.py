@@ -172,7 +172,7 @@ def test_blocks_of_few_threads_share(threads: int, rng: np.random.Generator) -> 
 
 
 def test_tiles_that_no_loop_brings() -> None:
-    """K is one tile: threads ask for all of it at once, and other blocks hide how long that takes."""
+    """K is one tile: threads ask for all of it at once, and other blocks hide how long it takes."""
     M, H = T.dynamic("M, H")
     sizes = T.auto(64, 128), T.auto(128, 256)
 
