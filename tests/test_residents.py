@@ -169,3 +169,30 @@ def test_blocks_of_few_threads_share(threads: int, rng: np.random.Generator) -> 
     c = np.empty((40, 96), np.float16)
     assert tilec.simulate(product, a, b, c, target=SM90).ok
     np.testing.assert_allclose(c, a.astype(float) @ b.astype(float), rtol=2e-3, atol=2e-2)
+
+
+def test_tiles_that_no_loop_brings() -> None:
+    """K is one tile: threads ask for all of it at once, and other blocks hide how long it takes."""
+    M, H = T.dynamic("M, H")
+    sizes = T.auto(64, 128), T.auto(128, 256)
+
+    @tilec.kernel
+    def by_head(
+        X: T.Tensor((M, H, 128), "float16"),
+        W: T.Tensor((H, 128, 512), "float16"),
+        Y: T.Tensor((M, H, 512), "float16"),
+        BM: T.constexpr = sizes[0],
+        BN: T.constexpr = sizes[1],
+    ) -> None:
+        with T.Kernel(512 // BN, T.ceildiv(M, BM), H) as (bx, by, h):
+            x = T.alloc_shared((BM, 128), "float16")
+            w = T.alloc_shared((128, BN), "float16")
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.copy(X[by * BM : by * BM + BM, h, :], x)
+            T.copy(W[h, :, bx * BN : bx * BN + BN], w)
+            T.gemm(x, w, acc, clear_accum=True)
+            T.copy(acc, Y[by * BM : by * BM + BM, h, bx * BN : bx * BN + BN])
+
+    shapes = (4096, 128, 128), (128, 128, 512), (4096, 128, 512)
+    made = by_head.compile(*[tilec.spec(s, "float16") for s in shapes], target=SM90)
+    assert made.resources.blocks_per_sm is not None and made.resources.blocks_per_sm >= 3

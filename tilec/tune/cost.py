@@ -282,6 +282,8 @@ def _loop(
         compute = max(compute, turn / (made.stages * resident))
     # What is in flight arrives after the latency, so that bounds the rate too.
     ring = made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1)
+    if not made.ring_bytes:  # threads ask for all of an iteration, and wait
+        ring = from_l2 / max(n.iterations, 1.0)
     flight = max(ring, threads * IN_FLIGHT)
     into_block = min(s.l2, flight * resident / (s.latency * s.clock)) * unhelped
     vector = n.vector / s.vector + n.special / s.special

@@ -132,6 +132,8 @@ class Cut:
             for v in self.crossing:
                 makers = [o for o in group if not self.is_late(o) and writes(o, v)]
                 takers = [o for o in group if self.is_late(o) and v in modref(o)]
+                if v in self.tiles and takers:
+                    raise self.refuse_at(takers[0], f"the other group changes {v.name}")
                 if any(order[m] > order[t] for m in makers for t in takers):
                     raise self.refuse_at(takers[0], f"{v.name} is made again behind it")
                 fills = any(modref(o)[v].whole for o in makers)
