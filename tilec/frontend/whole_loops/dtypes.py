@@ -5,7 +5,8 @@
         total += X[i, j]                            total += X[i, j]
 
 What folds into a name that is a float makes it float32 where nothing is a float64, whatever the
-elements are; into one that is an int, ints make it the dtype of both, and float32 makes it that; what begins as `T.int64(0)` stays so. So the fold is that of a variable; see `rows`
+elements are; into one that is an int, ints make it the dtype of both, and float32 makes it that;
+what begins as `T.int64(0)` stays so. So the fold is that of a variable; see `rows`
 and `tiles`.
 """
 
@@ -188,6 +189,8 @@ class _Folded:
         def dtype(value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
             match value:
                 case ast.Name(name) if name in counts:
+                    return self.index
+                case ast.IfExp(_, left, right) if _is_int(left) and _is_int(right):
                     return self.index
                 case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as op, right):
                     a, b = dtype(left, before), dtype(right, before)
