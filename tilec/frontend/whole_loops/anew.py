@@ -103,8 +103,8 @@ def _number_given(s: ast.stmt, name: str) -> int | float | None:
             given = [(target, value)]
         case _:
             given = []
-    for target, value in given:
-        if isinstance(target, ast.Name) and target.id == name and isinstance(value, ast.Constant):
+    for place, value in given:
+        if isinstance(place, ast.Name) and place.id == name and isinstance(value, ast.Constant):
             number = value.value
             if isinstance(number, int | float) and not isinstance(number, bool):
                 return number
