@@ -23,7 +23,7 @@ from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.groups import by_one_row, in_groups
 from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.missed import missed_product
-from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
+from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of, with_both
 from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
 from tilec.frontend.whole_loops.pairs import find_pairs
 from tilec.frontend.whole_loops.places import as_folds
@@ -123,14 +123,21 @@ class WholeLoops(Statements):
         """A nest of which a thread does whole iterations: several, where its loops are short."""
         used = self.frame.source.used_names()
         single = one_by_one(nest, named, used)
-        cast = with_casts(single, self._typed(single, named))
+        typed = self._typed(single, named)
+        cast = with_casts(single, typed)
         apart = not self.row_lanes and nests.goes_along_rows(cast)
         most = _MOST_APART if apart else nests.MOST_COPIES
         straight = nests.written_out(cast, named, self._static, most)
         if straight is not None and not changes_literals(cast, named):
             return self._elements(node, straight)
         blocks = Blocks(node, nest, used, self.threads)
-        return blocks.threads(), blocks.names
+        unit, about = self._about(nest.extents[-1])[1], self._number(nest.extents)
+        several = typed if self.row_lanes else None
+        return blocks.threads(several, unit, about, self._bits), blocks.names
+
+    def _bits(self, tensor: str) -> int:
+        """Those of an element; 0 where nobody knows."""
+        return getattr(getattr(self.names.get(tensor), "dtype", None), "bits", 0)
 
     def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest with sums of products inside of its loops."""
@@ -446,7 +453,7 @@ class WholeLoops(Statements):
             if not (computed if found else given.is_float or given.bits == 8):
                 return None
             if elements and other is not None and total is FLOAT32 and {*cast} == {total}:
-                narrow = _with_both(given, other)
+                narrow = with_both(given, other)
                 found = found if narrow is None else self._written_dtype(narrow)
             if any(d is None or common_dtype(d, total) is not total for d in cast):
                 return None
@@ -491,10 +498,3 @@ class WholeLoops(Statements):
             if isinstance(w, ast.Name) and w.id in extents and same_value(e, extents[w.id])
         }
         return inside == extents.keys()
-
-
-def _with_both(a: DType, b: DType) -> DType | None:
-    """The dtype of 16 bits that one of two is, which has all numbers of the other, one of 8."""
-    wide, narrow = (a, b) if a.bits > b.bits else (b, a)
-    small = narrow.is_int or narrow.name.startswith(("float8_e4m3", "float8_e5m2"))
-    return wide if wide.is_float and wide.bits == 16 and narrow.bits == 8 and small else None

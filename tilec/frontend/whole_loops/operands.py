@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilec.frontend.whole_loops.nests import elements_of, indices_of
+from tilec.ir.types import DType
 from tilec.support.syntax import names_in
 
 
@@ -114,6 +115,13 @@ def sides_of(
 def beside(index: ast.expr, name: str) -> list[ast.expr]:
     """What is added to `name` in an index."""
     return [t for t in _terms(index) if not (isinstance(t, ast.Name) and t.id == name)]
+
+
+def with_both(a: DType, b: DType) -> DType | None:
+    """The dtype of 16 bits that one of two is, which has all numbers of the other, one of 8."""
+    wide, narrow = (a, b) if a.bits > b.bits else (b, a)
+    small = narrow.is_int or narrow.name.startswith(("float8_e4m3", "float8_e5m2"))
+    return wide if wide.is_float and wide.bits == 16 and narrow.bits == 8 and small else None
 
 
 def _goes_by(index: ast.expr, name: str) -> bool:
