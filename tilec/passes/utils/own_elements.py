@@ -64,7 +64,7 @@ def own_places(o: ops.Store, facts: Facts, uniformity: Uniformity) -> tuple[int,
     return found
 
 
-Around = tuple[ops.For | ops.Scope, ...]
+Around = tuple[ops.For | ops.Scope | ops.If, ...]  # of a condition: where it holds
 Access = tuple[ops.ElementAccess, Around]
 
 
@@ -114,7 +114,10 @@ def phases(
                 found.setdefault((phase, roots.get(o.buffer, o.buffer)), []).append((o, around))
             elif not isinstance(o, ops.Parallel):
                 for region in o.regions:
-                    walk(region, phase, (*around, o) if isinstance(o, ops.For) else around)
+                    inner = around
+                    if isinstance(o, ops.For) or (isinstance(o, ops.If) and region is o.then):
+                        inner = (*around, o)
+                    walk(region, phase, inner)
 
     if not any(map(_all_meet, func.body.every(ops.Barrier))) or any(func.body.every(ops.Scope)):
         return {}
@@ -213,7 +216,7 @@ class _Table:
                 index, each = x.body.args[0], x.indices(self.facts.constant)
                 if each is not None and (index in counted or x in told):
                     axes.append((index, each))
-            elif x.name not in ("consumer", "producer"):
+            elif isinstance(x, ops.Scope) and x.name not in ("consumer", "producer"):
                 threads = range(self.lanes * x.first_warp, self.lanes * (x.first_warp + x.warps))
         shape = (len(threads), *(len(each) for _, each in axes))
         if np.prod(shape, dtype=float) > MOST_ELEMENTS:
@@ -231,6 +234,9 @@ class _Table:
             values.known |= {v: np.zeros((), np.int32) for v in self.blocks}
         number: Any = np.zeros(shape, np.int64)
         inside: Any = np.ones(shape, bool)
+        for x in around:
+            holds = values.evaluate(x.cond) if isinstance(x, ops.If) else None
+            inside = inside if holds is None else inside & holds
         for d in dims:
             at = values.evaluate(o.indices[d])
             if at is None:
