@@ -130,3 +130,50 @@ def test_atomics_and_what_counters_give_out(
         assert loop[: loop.index("\n  }\n")].count("barrier") == counters - 1
     np.testing.assert_array_equal(np.sort(y[y >= 0]), np.flatnonzero(x >= 8))
     np.testing.assert_array_equal(h, np.bincount(x, minlength=16))
+
+
+def passes_over(how: str) -> Any:
+    """Butterflies in place between barriers of the author's; `how`: who reads what in between."""
+
+    @tilec.kernel
+    def kernel(X: T.Tensor((N, 256), "float32"), Y: T.Tensor((N, 256), "float32")):
+        with T.Kernel(N, threads=128) as row:
+            s = T.alloc_shared((256,), "float32")
+            t = T.get_thread_binding(0)
+            for k in T.unroll(2):
+                s[t + k * 128] = X[row, t + k * 128]
+            T.sync_threads()
+            for b in range(8):
+                if how == "own" and t == 127:
+                    s[255] = s[255] + 0.0
+                low = (t >> b) * (2 << b) + (t & ((1 << b) - 1))
+                high = low + (1 << b)
+                x, y = s[low], s[high]
+                if how == "neighbours":
+                    y = s[(high + 1) % 256]
+                s[low] = x + y
+                s[high] = x - y
+                if how != "no barrier":
+                    T.sync_threads()
+            T.sync_threads()
+            for k in T.unroll(2):
+                Y[row, t + k * 128] = s[t + k * 128]
+
+    return kernel
+
+
+@pytest.mark.parametrize("how, more", [("own", 0), ("neighbours", 1), ("no barrier", 1)])
+def test_between_the_authors_barriers(how: str, more: int, rng: np.random.Generator) -> None:
+    """No others stand where threads have elements of their own up to the next one; in an iteration
+    without one they are those of other threads in the next."""
+    x = rng.integers(-3, 4, (2, 256)).astype(np.float32)
+    y = np.full_like(x, np.nan)
+    compiled = passes_over(how).compile(x, y, target="cuda:sm_90a")
+    authors = 3 - (how == "no barrier")
+    assert compiled.stages["insert_sync"].count("barrier") >= authors + more
+    assert (compiled.stages["insert_sync"].count("barrier") == authors) == (not more)
+    report = tilec.simulate(passes_over(how), x, y, target="cuda:sm_90a")
+    assert report.ok, report
+    if how == "own":
+        signs = [[(-1) ** (i & j).bit_count() for i in range(256)] for j in range(256)]
+        assert (y == x @ np.array(signs)).all()

@@ -148,3 +148,41 @@ def test_a_smaller_gpu_gets_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(devices, "_fewest", devices._fewest.__wrapped__)
     assert devices.blocks_at_once("cuda:sm_90a") == 12 >= blocks()
     assert 12 < usual <= find_target("cuda:sm_90a").multiprocessors * 3 // 4
+
+
+@tilec.kernel
+def running(X: T.Tensor((N,), f32), top: T.Tensor((N,), f32), E: T.Tensor((1,), f32)) -> None:
+    for z in T.Parallel(1):
+        total, most, least = 3.0, -2.0, 0.0
+        for i in range(N):
+            x = X[i] * 2.0
+            X[i] = total
+            total += x
+            least = T.min(least, x)
+            most = T.max(most, x)
+            top[i] = most
+        E[z] = total + least
+
+
+@tilec.kernel
+def of_the_other(X: T.Tensor((N,), f32), Y: T.Tensor((N,), f32)) -> None:
+    for _z in T.Parallel(1):
+        a, b = 0.0, 0.0
+        for i in range(N):
+            a += X[i]
+            b += a
+            Y[i] = b
+
+
+def test_running_values(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block begins with what those before it have, and every variable ends as what all have;
+    a running value of another one is one block's."""
+    monkeypatch.setattr("tilec.jit.build.blocks_at_once", lambda target: 3)
+    x = rng.integers(-3, 5, 66000).astype(f32)
+    s, top, e = x.copy(), np.full_like(x, np.nan), np.full(1, np.nan, f32)
+    assert meetings(running, "cuda:sm_90a", s, top, e) == 3  # for two of them, and the least
+    run(running, "cuda:sm_90a", s, top, e)
+    ends = np.cumsum(2 * x) + 3
+    assert (s == ends - 2 * x).all() and e[0] == ends[-1] - 6
+    assert (top == np.maximum(np.maximum.accumulate(2 * x), -2)).all()
+    assert meetings(of_the_other, "cuda:sm_90a", s, top) == 0

@@ -97,8 +97,22 @@ def windows(
         O[i, j] = s
 
 
+@tilec.kernel
+def bits(
+    X: T.Tensor((M, K), "uint32"), Y: T.Tensor((N, K), "uint32"), O: T.Tensor((M, N), i32)
+) -> None:
+    """What is added to an int is unsigned."""
+    for i, j in T.Parallel(M, N):
+        n = 0
+        for k in range(K):
+            n += T.popcount((X[i, k] ^ Y[j, k]) >> 3)
+        O[i, j] = n
+
+
 def numbers(dtype: str, *shape: int) -> np.ndarray:
     random = np.random.default_rng(shape)
+    if dtype == "uint32":
+        return random.integers(0, 1 << 32, shape, dtype)
     if dtype == i8:
         return random.integers(-2, 2, shape).astype(dtype)
     return random.standard_normal(shape).astype(dtype)
@@ -131,6 +145,10 @@ CASES: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], str]] =
     "equal": (
         equal, [numbers(i8, 3, 33, 45), numbers(i8, 3, 35, 45)],
         lambda x, y: (apart(x, y) == 0).sum(-1) * (np.arange(35) + 1), i32,
+    ),
+    "bits": (
+        bits, [numbers("uint32", 33, 40), numbers("uint32", 35, 40)],
+        lambda x, y: np.bitwise_count((x[:, None] ^ y) >> 3).sum(-1, dtype=int), i32,
     ),
     "horner": (horner, [numbers(f32, 33, 41) / 2, numbers(f32, 35, 41) / 2], polynomials, f32),
     "windows": (

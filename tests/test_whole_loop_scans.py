@@ -147,6 +147,28 @@ def by_conditions(
                 low = T.int32(j - 5)
 
 
+@tilec.kernel
+def windows(
+    X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32"), Z: T.Tensor((M, N), "int32"),
+    S: T.Tensor((M, N), "float32"),
+):  # fmt: skip
+    """Two sums into one variable; sums that begin anew as a choice, and on either side of one."""
+    for i in T.Parallel(M):
+        total, count, since = 0.0, 0, 1.0
+        for j in range(N):
+            total += X[i, j]
+            if j >= 7:
+                total -= X[i, j - 7]
+            Y[i, j] = total
+            count = count + 2 if X[i, j] < 1 else 5
+            Z[i, j] = count
+            if X[i, j] < -1:
+                since = X[i, j]
+            else:
+                since += X[i, j]
+            S[i, j] = since
+
+
 def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, list[Any], list[Any]]:
     """A kernel, what it is given, and what it must leave in the last ones."""
     x = rng.standard_normal((m, n)).astype(np.float32)
@@ -187,6 +209,14 @@ def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, lis
         top[np.isnan(begun)] = np.nan
         low = np.where(np.arange(n) > 0, -5, 9) + first.astype(int)
         return by_conditions, [x, begun], [top, low]
+    if name == "windows":
+        x = rng.integers(-2, 3, (m, n)).astype(np.float32)
+        total = x.cumsum(1) - np.hstack([np.zeros((m, 7)), x]).cumsum(1)[:, :n]
+        count, since, a, b = np.zeros((m, n)), np.zeros((m, n)), np.zeros(m), np.ones(m)
+        for j in range(n):
+            count[:, j] = a = np.where(x[:, j] < 1, a + 2, 5)
+            since[:, j] = b = np.where(x[:, j] < -1, 0, b) + x[:, j]
+        return windows, [x], [total, count, since]
     if name == "from_the_end":
         wide = x.astype(float)[:, ::-1]
         most = np.maximum.accumulate(np.maximum(wide, -1), 1)
@@ -199,11 +229,11 @@ def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, lis
 DTYPES = {
     "sums_before": ("float16", "float32"), "ends": ("float16", "float32"),
     "counts": ("int32", "int64"), "drawdown": ("float32", "int32", "float32"),
-    "by_conditions": ("float32", "int32"),
+    "by_conditions": ("float32", "int32"), "windows": ("float32", "int32", "float32"),
 }  # fmt: skip
 NAMES = (
     "sums", "sums_before", "products", "ends", "counts", "drawdown", "share", "from_the_end",
-    "by_conditions",
+    "by_conditions", "windows",
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from tilec.passes.utils.accesses import together
 from tilec.passes.utils.branch_parts import always_at, in_parts
 from tilec.passes.utils.dependence import runs
 from tilec.passes.utils.groups import GroupBarriers
-from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places
+from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places, phases
 from tilec.passes.utils.rings import changed_rings, waited_by_all
 from tilec.passes.utils.sync_state import (
     ALL,
@@ -127,7 +127,6 @@ class _Placer:
                 self.refilled.add(self.root.get(o.dest, o.dest))
             if isinstance(o, ops.TmaCopy):
                 self.refilled.add(o.dest.buffer)
-        # Buffers that other blocks fill by asynchronous copies.
         self.sent = {o.dest.buffer for o in func.body.every(ops.ClusterCopy) if o.engine == "tma"}
         self.refilled |= self.sent
         self.changed = changed_rings(func.body)
@@ -141,11 +140,11 @@ class _Placer:
         own = own_elements(func, self.root, tensors, self.uniformity, self.size)
         single = {v for v in own if v in self.spans and alike[self.spans[v]] == 1}
         self.owned = {v: own[v] for v in single}
+        self.phases = phases(func, self.root, self.uniformity, self.size)
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
         used = {e.region.buffer for e in by_engine if e.region}
         self.engine_reads = {self.spans[v] for v in used if v in self.spans}
-        arrivals = func.body.every(ops.MbarrierArrive)
-        self.told_by_copies = {o.barrier for o in arrivals if o.copies}
+        self.told_by_copies = {o.barrier for o in func.body.every(ops.MbarrierArrive) if o.copies}
         copies = (e.buffer for _, e in effects_in(func.body) if e.engine == "cp_async" and e.writes)
         self.copied = {self.spans[v] for v in copies if v in self.spans}
         self.by_threads = self._by_threads(func) if self.barriers.numbered else set()
@@ -189,8 +188,9 @@ class _Placer:
             if done.private:
                 e.private |= span
                 continue
-            if is_unordered(x, self.facts):
-                e.owned |= {(s, x) for s in span}
+            if x in self.phases or is_unordered(x, self.facts):
+                e.owned |= {(s, self.phases.get(x, x)) for s in span}
+                e.unfenced |= {s for s in span if done.writes and s[0] == "shared"}
                 e.there |= span
                 e.stored |= self.stored(v, x)
                 continue
@@ -205,7 +205,7 @@ class _Placer:
                 elif not isinstance(x, ops.TmaCopy):
                     e.there |= span
                 e.stored |= self.stored(v, x)
-        e.unfenced |= {s for s in e.writes | e.owned_spans if s[0] == "shared"}
+        e.unfenced |= {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
         own = self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous  # its author waits
         alone = waited_by_all(o, self.group[1] * self.size or self.threads)

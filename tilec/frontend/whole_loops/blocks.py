@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.inner import Inner, Inners
@@ -14,6 +14,7 @@ from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
+from tilec.frontend.whole_loops.side_by_side import SideBySide
 from tilec.frontend.whole_loops.spans import Most, span_of
 from tilec.frontend.whole_loops.tiles import Tiles
 from tilec.frontend.whole_loops.writing import Gemms, Line, Writer, indented
@@ -238,8 +239,17 @@ with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads}) as bl
         self.names[str(self.given["HOLDS"])] = holds
         return self._written(text)
 
-    def threads(self) -> ast.With:
-        """One thread for each iteration."""
+    def threads(
+        self, typed: Nest | None = None, unit: int = 1, iterations: int = 0,
+        bits: Callable[[str], int] = lambda tensor: 0,
+    ) -> ast.With:  # fmt: skip
+        """One thread for each iteration, or for several; see `side_by_side`. `typed`: the nest with
+        dtypes, of so many `iterations`, the last extent a multiple of `unit`."""
+        if typed is not None:
+            several = SideBySide(typed, self.language, self._fresh, bits)
+            self.nest = several.written(unit, iterations) or self.nest
+            last = len(self.nest.indices) - 1
+            self.given |= {f"I{last}": self.nest.indices[-1], f"E{last}": self.nest.extents[-1]}
         self.given["BODY"] = list(self.nest.body)
         return self._one_by_one(self.asked or _THREADS, "T.get_thread_binding(0)")
 

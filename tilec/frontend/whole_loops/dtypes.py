@@ -5,8 +5,8 @@
         total += X[i, j]                            total += X[i, j]
 
 What folds into a name that is a float makes it float32 where nothing is a float64, whatever the
-elements are; into one that is an int, ints that are no wider leave it one of indices, and float32
-makes it that; what begins as `T.int64(0)` stays so. So the fold is that of a variable; see `rows`
+elements are; into one that is an int, ints make it the dtype of both, and float32 makes it that;
+what begins as `T.int64(0)` stays so. So the fold is that of a variable; see `rows`
 and `tiles`.
 """
 
@@ -179,8 +179,8 @@ class _Folded:
         dtypes = self._folded(behind)
         if dtypes == {FLOAT32}:
             return FLOAT32
-        small = all(d and d.is_int and common_dtype(self.index, d) is self.index for d in dtypes)
-        return self.index if small else None
+        both = {common_dtype(self.index, d) if d and d.is_int else None for d in dtypes}
+        return both.pop() if len(both) == 1 else None
 
     def _folded(self, behind: Sequence[ast.stmt]) -> set[DType | None]:
         """The dtypes of what is folded."""
@@ -189,6 +189,8 @@ class _Folded:
         def dtype(value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
             match value:
                 case ast.Name(name) if name in counts:
+                    return self.index
+                case ast.IfExp(_, left, right) if _is_int(left) and _is_int(right):
                     return self.index
                 case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as op, right):
                     a, b = dtype(left, before), dtype(right, before)

@@ -57,6 +57,8 @@ _OF_TWO = (T.max, T.min, max, min)
 _OF_FLOATS = (
     T.exp, T.exp2, T.log, T.log2, T.sqrt, T.rsqrt, T.sin, T.cos, T.tanh, T.sigmoid, T.erf,
 )  # fmt: skip
+_AS_GIVEN = (T.abs, T.popcount, T.clz, T.ctz, T.brev, T.bitwise_not)
+_OF_BOTH = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 ENDS = (T.infinity, T.max_value, T.min_value)
 """Numbers of the dtype that they are given."""
 
@@ -276,9 +278,11 @@ class Folds(Rows):
                 return None
             case ast.Subscript(ast.Name(tensor)) if tensor not in self.own:
                 return self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
-            case ast.UnaryOp(ast.USub(), given):
+            case ast.UnaryOp(ast.USub() | ast.Invert(), given):
                 return self.dtype(given, before)
-            case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult(), right):
+            case ast.BinOp(left, ast.LShift() | ast.RShift(), _):
+                return self.dtype(left, before)
+            case ast.BinOp(left, op, right) if isinstance(op, _OF_BOTH):
                 a, b = (self.dtype(x, before) for x in (left, right))
                 if self._is_number(left) or self._is_number(right):
                     beside = a or b  # numbers have its dtype, floats not an int's
@@ -312,7 +316,7 @@ class Folds(Rows):
                     return a if a is None or a is FLOAT64 else FLOAT32
                 found = (word_for(found) or (found,))[0]
                 floats = a is not None and a.is_float and any(found is w for w in _OF_FLOATS)
-                return a if found is T.abs or floats else None
+                return a if floats or any(found is w for w in _AS_GIVEN) else None
         return None
 
     def _is_number(self, value: ast.expr, kind: type = object) -> bool:

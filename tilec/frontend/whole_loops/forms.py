@@ -157,14 +157,21 @@ class WholeLoops(Tilings):
         """A nest of which a thread does whole iterations: several, where its loops are short."""
         used = self.frame.source.used_names()
         single = one_by_one(nest, named, used)
-        cast = with_casts(single, self._typed(single, named))
+        typed = self._typed(single, named)
+        cast = with_casts(single, typed)
         apart = not self.row_lanes and nests.goes_along_rows(cast)
         most = _MOST_APART if apart else nests.MOST_COPIES
         straight = nests.written_out(cast, named, self._static, most)
         if straight is not None and not changes_literals(cast, named):
             return self._elements(node, straight)
         blocks = Blocks(node, nest, used, self.threads)
-        return blocks.threads(), blocks.names
+        unit, about = self._about(nest.extents[-1])[1], self._number(nest.extents)
+        several = typed if self.row_lanes else None
+        return blocks.threads(several, unit, about, self._bits), blocks.names
+
+    def _bits(self, tensor: str) -> int:
+        """Those of an element; 0 where nobody knows."""
+        return getattr(getattr(self.names.get(tensor), "dtype", None), "bits", 0)
 
     def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest with sums of products inside of its loops."""

@@ -228,7 +228,8 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     inner = [counted(s.iter, named) or (counted_from(s.iter, named) or [None])[0] for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
     rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
-    if all(e is None or isinstance(e, ast.Constant) for e in inner):
+    searched = any(every(ast.While, *nest.body))
+    if not searched and all(e is None or isinstance(e, ast.Constant) for e in inner):
         return {"rows": rows}
     elements = every(ast.Subscript, *nest.body)
     last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple) and n.slice.elts]

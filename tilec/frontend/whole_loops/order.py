@@ -28,9 +28,10 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec import language as T
 from tilec.frontend.values import Scalar
+from tilec.frontend.whole_loops.anew import BeginsAnew
 from tilec.frontend.whole_loops.counting import counted_from, number_in, plus
+from tilec.frontend.whole_loops.joined import DtypeBehind, Joined
 from tilec.frontend.whole_loops.nests import (
     DtypeOf,
     Named,
@@ -45,11 +46,10 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.once import with_sums_of_one
 from tilec.frontend.whole_loops.rows import is_pure
-from tilec.ir.types import BOOL, DType
+from tilec.ir.types import BOOL
 from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, placed, stored_names
 
 Decided = Callable[[ast.expr], bool | None]
-DtypeBehind = Callable[[ast.expr, Sequence[ast.stmt]], DType | None]
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
@@ -78,10 +78,10 @@ def in_ways(nest: Nest, named: Named, used: set[str], decided: Decided) -> Itera
     yield one_by_one(nest, named, used, decided)
 
 
-class _OneByOne(ast.NodeTransformer):
+class _OneByOne(BeginsAnew):
     def __init__(self, nest: Nest, named: Named, used: set[str], decided: Decided | None) -> None:
-        self.nest, self.named, self.used, self.decided = nest, named, used, decided
-        self.changed = False
+        super().__init__(nest, named)
+        self.used, self.decided = used, decided
         self.written = stored_tensors(*nest.body)
         self.names = [n.id for n in name_nodes(*nest.body)]
 
@@ -114,42 +114,22 @@ class _OneByOne(ast.NodeTransformer):
                     or self._begun_anew(s, target, op, b, a)
                     or s
                 )
+            case ast.Assign([ast.Name() as target], value):
+                return self._one_of(s, target, self._choice(value)) or s
             case _:
                 return s
         self.changed = True
         return [ast.copy_location(ast.Assign([t], v), s) for t, v in pairs]
 
-    def _begun_anew(
-        self, s: ast.stmt, target: ast.Name, op: ast.operator, chosen: ast.expr, more: ast.expr
-    ) -> list[ast.stmt]:
-        """`t = (0.0 if f else t) + x` as `if f: t = 0.0` and `t += x`; nothing of anything else."""
-        match chosen:
-            case ast.Call(func, [test, a, b], []):
-                ours = any(self.named(func) is word for word in (T.if_then_else, T.where))
-            case ast.IfExp(test, a, b):
-                ours = True
-            case _:
-                return []
-        kept = [isinstance(x, ast.Name) and x.id == target.id for x in (a, b)]
-        if not ours or kept == [False, False] or target.id in names_in(test, more):
-            return []
-        begin = b if kept[0] else a
-        if target.id in names_in(begin):
-            return []
-        if kept[0]:
-            test = ast.UnaryOp(ast.Not(), test)
-        anew: ast.If = headed(f"if {ast.unparse(test)}:", [ast.Assign([target], begin)], s)
-        added = ast.AugAssign(target, op, more)
-        self.changed = True
-        return [placed(anew, s), placed(added, s)]
-
     def visit_If(self, s: ast.If) -> ast.AST | list[ast.stmt]:
+        if made := self._one_of_sides(s):
+            return made
         known = None if self.decided is None else self.decided(s.test)
         if known is not None:
             self.changed = True
-            made = ast.Module(s.body if known else s.orelse, [])
-            self.generic_visit(made)
-            return made.body or [ast.copy_location(ast.Pass(), s)]
+            side = ast.Module(s.body if known else s.orelse, [])
+            self.generic_visit(side)
+            return side.body or [ast.copy_location(ast.Pass(), s)]
         inside = [n.id for n in name_nodes(s)]
         own = {n for n in stored_names(s) if inside.count(n) == self.names.count(n)}
         self.generic_visit(s)
@@ -285,6 +265,7 @@ class _Simple:
         body = list[ast.stmt]()
         for t in chain[-1].body:
             body += self.chosen(t, body) or self.parts(t)
+        body = Joined(self.kept, self.dtype_of, self.dtype, self.language).of(body)
         if not any(c.orelse for c in chain):
             chain = _as_in_memory(chain)
         for c in reversed(chain):

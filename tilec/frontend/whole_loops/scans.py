@@ -78,6 +78,19 @@ class Scans(Folds):
         asked = any(p.best == name for s in body if (p := self._asked_inside(s)) is not None)
         return alone and not asked and not _from(origins, reset.test) | _from(origins, reset.start)
 
+    def _is_cut(self, loop: ast.For) -> bool:
+        """Whether running values may begin in the middle of a loop, with what it folds up to there:
+        they follow from none of the others, and do not begin anew."""
+        running = self._running([loop])
+        folds = [fold for s in loop.body if (fold := self._fold(s)) and fold[0] in running]
+        names = names_in(*(value for _, _, value in folds))
+        for s in reversed(loop.body):
+            name, value = given_by(s)
+            if value is not None and name in names and name not in running:
+                names |= names_in(value)
+        asked = any(self._asked_inside(s) or self._reset(s) for s in loop.body)
+        return not asked and names.isdisjoint(running)
+
     def _is_scanned(self, name: str, word: str, value: ast.expr) -> bool:
         """Whether a scan gives what a fold does: one of a kind that there is, whose order does not
         count, from what the variable is at first."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tilec.frontend.whole_loops.across import Across, Fold
+from tilec.frontend.whole_loops.across import Fold
 from tilec.frontend.whole_loops.folds import Pick
 from tilec.frontend.whole_loops.nests import (
     Put,
@@ -21,12 +21,12 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.rows import Reset
 from tilec.frontend.whole_loops.scans import PAD, makers
+from tilec.frontend.whole_loops.shared_scans import OPERATORS, Begun, SharedScans
 from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.ir.ops.tile import COMBINED
 from tilec.support.syntax import every, headed, names_in, parsed
 
 _BESIDE = 64  # columns of what is folded beside sums of products, whose tiles are large
-_OPERATORS = {"sum": "+", "prod": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}  # of folds
 
 
 class Step(NamedTuple):
@@ -54,7 +54,7 @@ class Places(NamedTuple):
 
 
 @dataclass
-class TileLoops(Across):
+class TileLoops(SharedScans):
     """Writes what a loop folds."""
 
     def _folding(
@@ -76,9 +76,13 @@ class TileLoops(Across):
             if self.totals and self.totals.isdisjoint(names_in(*chain[-1].body)):
                 self.inner = min(self.inner, _BESIDE)
         self.inner *= self.rows
-        made = self._folded(chain, running)
-        (self.inner, self.rows), self.running = tile, {}
-        return made
+        self.in_a_row = self.meets and bool(running)
+        by_others = self._begun_by_others(loop, running) if self.in_a_row else Begun([], [])
+        made = None if by_others is None else self._folded(chain, running)
+        (self.inner, self.rows), self.running, self.in_a_row = tile, {}, False
+        if made is None or by_others is None:
+            return None
+        return [*by_others.before, *made[0], *by_others.behind], made[1]
 
     def _folded(
         self, chain: Sequence[ast.For], running: set[str]
@@ -181,7 +185,7 @@ class TileLoops(Across):
         shape, place = self._tile()
         dim, tile, kept = int(not self.columns), self.fresh("parts"), self.held[name]
         own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
-        symbol, start = _OPERATORS.get(word, ""), self._neutral(word, self.sums[name])
+        symbol, start = OPERATORS.get(word, ""), self._neutral(word, self.sums[name])
         self.kinds.append(COMBINED.get(word, word))
         if start is None:
             return None
@@ -246,7 +250,7 @@ class TileLoops(Across):
             flag, begins = f"{flags}[{o}, {self.n} + {PAD}]", f", begins={flags}[{box}]"
             test = f"{t}.cast({ast.unparse(self._put(reset.test))}, 'bool')"
             begun = f"{t}.cast({begin}, {dtype})"
-            symbol = _OPERATORS.get(word, "")
+            symbol = OPERATORS.get(word, "")
             both = f"{begun} {symbol} {text}" if symbol else f"{t}.{word}({begun}, {text})"
             cut = [f"{flag} = {test}"]
             text = f"{t}.if_then_else({test}, {both}, {text})"
@@ -346,9 +350,14 @@ for {o} in {t}.Parallel({self.outer}):
         found = "pass"
         if self.parts > 1:
             turn = self.fresh("turn")
-            turns = " * ".join([*loops.values(), count])
-            turns = f"{self.language}.ceildiv({turns} - {self.part}, {self.parts})"
+            turns, t = " * ".join([*loops.values(), count]), self.language
             counts, at = [*loops.values(), count], f"({turn} * {self.parts} + {self.part})"
+            if self.in_a_row:
+                own = f"{t}.ceildiv({turns}, {self.parts})"
+                at = f"({self.part} * {own} + {turn})"
+                turns = f"{t}.max({t}.min({own}, {turns} - {self.part} * {own}), 0)"
+            else:
+                turns = f"{t}.ceildiv({turns} - {self.part}, {self.parts})"
             found = unravelled([*loops, number], counts, at)
         if len(flat) > 1:
             along.append(unravelled([index_of(s) for s in flat], extents, index))

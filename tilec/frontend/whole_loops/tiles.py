@@ -282,7 +282,8 @@ class Tiles(TileLoops):
         other threads of their block may have written them, behind which it meets."""
         found = [e for e in nests.elements_of(*self.nest.body) if nests.tensor_of(e) == tensor]
         texts = [[*map(ast.unparse, nests.indices_of(e))] for e in found]
-        for i in self.nest.indices:
+        several = (i for i, e in zip(self.nest.indices, self.nest.extents) if self.known(e) != 1)
+        for i in several:
             if not set.intersection(*({d for d, x in enumerate(t) if x == i} for t in texts)):
                 return False
         inside = ([e for e in found if e in nests.elements_of(s)] for s in self.nest.body)
@@ -300,12 +301,15 @@ class Tiles(TileLoops):
 
     def _may_meet(self, loops: Sequence[ast.For]) -> bool:
         """Whether blocks that share iterations may wait for one another behind each loop."""
-        if self.across or any(map(self._is_running, loops)):
+        known = replace(self, sums=nests.declared(self.nest))
+        running = [s for s in loops if self._is_running(s)]
+        if self.across or not all(known._is_cut(s) for s in running):
             return False
         read = {
             nests.tensor_of(e) for e in nests.elements_of(*loops) if isinstance(e.ctx, ast.Load)
         }
-        known = replace(self, sums=nests.declared(self.nest))
+        if len(loops) == len(running) == 1:  # each block goes twice along elements of its own
+            read.clear()
         folds = [
             bool(known._fold(x) or known._pick(x, nests.chain_of(s)))
             for s in loops

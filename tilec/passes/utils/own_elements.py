@@ -12,7 +12,7 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Func, Op, Value, within
+from tilec.ir.core import Block, Func, Op, Value, within
 from tilec.ir.uniformity import Level, Uniformity
 from tilec.passes.utils.thread_masks import ThreadMasks
 
@@ -64,7 +64,7 @@ def own_places(o: ops.Store, facts: Facts, uniformity: Uniformity) -> tuple[int,
     return found
 
 
-Around = tuple[ops.For | ops.Scope, ...]
+Around = tuple[ops.For | ops.Scope | ops.If, ...]  # of a condition: where it holds
 Access = tuple[ops.ElementAccess, Around]
 
 
@@ -90,6 +90,49 @@ def own_elements(
     table = _Table(func, uniformity, lanes)
     found = {v: table.owners(each) for v, each in accesses.items()}
     return {v: owners for v, owners in found.items() if owners}
+
+
+def phases(
+    func: Func, roots: Mapping[Value, Value], uniformity: Uniformity, lanes: int
+) -> dict[Op, object]:
+    """The accesses of shared buffers that need no order among those of the same phase: between two
+    barriers of the author's, where of no element that is written there two threads have any access.
+    Each with what stands for its phase. A loop with a barrier in its body has one between its
+    iterations, too; what other loops do is of the phase that they stand in."""
+    found: dict[tuple[object, Value], list[Access]] = {}
+    apart: dict[object, Around] = {}
+
+    def walk(block: Block, phase: object, around: Around) -> None:
+        if any(map(_all_meet, block.ops)):
+            phase = object()
+        apart.setdefault(phase, around)
+        for o in block.ops:
+            if _all_meet(o):
+                phase = object()
+                apart[phase] = around
+            elif isinstance(o, ops.ElementAccess) and o.buffer.space == "shared":
+                found.setdefault((phase, roots.get(o.buffer, o.buffer)), []).append((o, around))
+            elif not isinstance(o, ops.Parallel):
+                for region in o.regions:
+                    inner = around
+                    if isinstance(o, ops.For) or (isinstance(o, ops.If) and region is o.then):
+                        inner = (*around, o)
+                    walk(region, phase, inner)
+
+    if not any(map(_all_meet, func.body.every(ops.Barrier))) or any(func.body.every(ops.Scope)):
+        return {}
+    walk(func.body, object(), ())
+    table = _Table(func, uniformity, lanes)
+    return {
+        o: phase
+        for (phase, _), each in found.items()
+        if any(isinstance(o, ops.Store) for o, _ in each) and table.is_apart(each, apart[phase])
+        for o, _ in each
+    }
+
+
+def _all_meet(o: Op) -> bool:
+    return isinstance(o, ops.Barrier) and not (o.id or o.threads) and o.number is None
 
 
 class _Table:
@@ -131,13 +174,39 @@ class _Table:
                 return several
         return 0
 
+    def is_apart(self, accesses: Sequence[Access], apart: Around) -> bool:
+        """Whether no two threads access an element that is written, in one iteration of the loops
+        `apart`."""
+        if not self.threads or any(isinstance(o, ops.Atomic) for o, _ in accesses):
+            return False
+        dims = range(len(accesses[0][0].indices))
+        asked = {v for o, _ in accesses for i in o.indices for v in self.facts.origins.of(i)}
+        told = [x for x in apart if isinstance(x, ops.For) and x.body.args[0] in asked]
+        if len(dims) + len(told) > MOST_DIMENSIONS:
+            return False
+        places, owners, writes = [], [], []
+        for o, around in accesses:
+            found = self._elements(o, around, dims, told)
+            if found is None:
+                return False
+            places.append(found[0])
+            owners.append(found[1])
+            writes += [found[0]] * isinstance(o, ops.Store)
+        at, who = np.concatenate(places), np.concatenate(owners)
+        order = np.argsort(at, kind="stable")
+        at, who = at[order], who[order]
+        shared = at[1:][(at[1:] == at[:-1]) & (who[1:] != who[:-1])]
+        return not np.isin(shared, np.concatenate(writes)).any()
+
     def _is_uniform(self, v: Value) -> bool:
         return self.uniformity.level(v) == Level.BLOCK
 
     def _elements(
-        self, o: ops.ElementAccess, around: Around, dims: Sequence[int]
-    ) -> tuple[Any, Any] | None:
-        """The elements that are accessed, and by which threads; None where that is not known."""
+        self, o: ops.ElementAccess, around: Around, dims: Sequence[int],
+        told: Sequence[ops.For] = (),
+    ) -> tuple[Any, Any] | None:  # fmt: skip
+        """The elements that are accessed, and by which threads; None where that is not known. In
+        each iteration of the loops `told` they are others."""
         values = ThreadMasks(self.func)
         threads = range(values.threads)
         axes: list[tuple[Value, range]] = []
@@ -145,8 +214,9 @@ class _Table:
         for x in around:
             if isinstance(x, ops.For):
                 index, each = x.body.args[0], x.indices(self.facts.constant)
-                axes += [(index, each)] if each is not None and index in counted else []
-            elif x.name not in ("consumer", "producer"):
+                if each is not None and (index in counted or x in told):
+                    axes.append((index, each))
+            elif isinstance(x, ops.Scope) and x.name not in ("consumer", "producer"):
                 threads = range(self.lanes * x.first_warp, self.lanes * (x.first_warp + x.warps))
         shape = (len(threads), *(len(each) for _, each in axes))
         if np.prod(shape, dtype=float) > MOST_ELEMENTS:
@@ -164,6 +234,9 @@ class _Table:
             values.known |= {v: np.zeros((), np.int32) for v in self.blocks}
         number: Any = np.zeros(shape, np.int64)
         inside: Any = np.ones(shape, bool)
+        for x in around:
+            holds = values.evaluate(x.cond) if isinstance(x, ops.If) else None
+            inside = inside if holds is None else inside & holds
         for d in dims:
             at = values.evaluate(o.indices[d])
             if at is None:
@@ -171,4 +244,8 @@ class _Table:
             if shared:
                 inside &= (at >= 0) & (at < o.buffer.buffer.static_shape[d])
             number = number * (1 << 20) + at
+        for x in told:
+            if x.body.args[0] not in values.known:
+                return None
+            number = number * (1 << 20) + values.known[x.body.args[0]]
         return number[inside], np.broadcast_to(thread, shape)[inside]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tilec.ir.core import Op, Value
+from tilec.ir.core import Value
 from tilec.ir.intervals import Range, decide
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
@@ -52,7 +52,9 @@ class Known:
 
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
-    owned: set[tuple[Span, Op]] = field(default_factory=set)  # by what needs no order of its own
+    owned: set[tuple[Span, object]] = field(
+        default_factory=set
+    )  # by what needs no order of its own
     private: set[Span] = field(default_factory=set)  # used by each warp for itself
     unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
     touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
