@@ -148,7 +148,9 @@ def test_machine_code(name: str) -> None:
             assert not trouble(code.advisories), (plan.name, code.advisories)
             assert not code.spilled_bytes and not code.stack_bytes
             loop = main_loop(code.asm)
-            assert "fence.proxy.async" not in loop and "bar.sync" not in loop, plan.name
+            assert "bar.sync" not in loop, plan.name
+            if name != "scaled":  # there threads read scales from a ring
+                assert "fence.proxy.async" not in loop, plan.name
         if "wgmma.mma_async" not in code.asm:
             continue
         products += 1

@@ -27,6 +27,7 @@ from tilec.tune.footprint import Footprint, footprint
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 OF_FEW_THREADS = (2, 3, 4, 6, 8)  # of less than a group: it takes several to keep the units busy
+MOST_OF_PRODUCTS = 4  # of these that have nothing but products: more leave two stages or three
 ALONE = (4, 3, 2)  # of a group that brings its own tiles
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 ROLE_THREADS = 384  # of the roles that products have: three warpgroups
@@ -312,11 +313,12 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
         # Persistent, staged, overlapped. Where all products are waited for, conditions and tiles of
         # the next tile are there as this one ends: up to 14 % faster, and no slower.
         ways = [(False, False, True)] if overlaps else []  # first of those as fast
-        alone = [(False, True, False), (not overlaps, False, False)]
+        alone = [(False, True, False), (waits and not overlaps, False, False)]
         ways += alone if waits or few else [(True, False, True)]
         made += [
             _plan(specialise=True, persistent=p, residents=n, threads=t, staged_store=s, overlap=o)
             for n in _residents(func, t)
+            if overlaps or waits or n <= MOST_OF_PRODUCTS
             for p, s, o in ways
         ]
         if not space.brings:
