@@ -185,21 +185,19 @@ class TileLoops(SharedScans):
         shape, place = self._tile()
         dim, tile, kept = int(not self.columns), self.fresh("parts"), self.held[name]
         own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
-        symbol, start = OPERATORS.get(word, ""), self._neutral(word, self.sums[name])
+        start = self._neutral(word, self.sums[name])
         self.kinds.append(COMBINED.get(word, word))
         if start is None:
             return None
         before = self._fragment(tile, shape, self.sums[name], s)
         before += parsed(f"{self.language}.fill({tile}, {start})", s)
         after, last = list[ast.stmt](), list[ast.stmt]()
-        folded = f"{self.language}.{word}({own}, {text})"  # no part begins as what is no number
-        if symbol or asked is not None:
+        folded = self._both(own, word, text)  # no part begins as what is no number
+        if word in OPERATORS or asked is not None:
             got = self.fresh("sums")
             before += self._fragment(got, (self.outer,), self.sums[name], s)
             after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
-            if asked is None:
-                folded = f"{own} {symbol} ({text})"
-            last += self._joined(kept, got, symbol, asked, s)
+            last += self._joined(kept, got, word, asked, s)
             self.shared.append(got)
         else:  # of blocks that share it each has what it began with
             reduced = f"{tile}, {kept}, dim={dim}, clear=False"
@@ -209,11 +207,11 @@ class TileLoops(SharedScans):
         return Fold(before, f"{own} = {folded}", edge, [], after, last)
 
     def _joined(
-        self, kept: str, got: str, symbol: str, asked: Pick | None, at: ast.stmt
+        self, kept: str, got: str, word: str, asked: Pick | None, at: ast.stmt
     ) -> list[ast.stmt]:
         """Puts what a variable begins with and what a loop has folded together."""
         begun, all_of_it = f"{kept}[{self.o}]", f"{got}[{self.o}]"
-        both = f"{begun} {symbol} {all_of_it}"
+        both = self._both(begun, word, all_of_it)
         if asked is not None:
             test = f"{all_of_it} {asked.compared} {begun}"
             both = f"{self.language}.if_then_else({test}, {all_of_it}, {begun})"
@@ -250,10 +248,8 @@ class TileLoops(SharedScans):
             flag, begins = f"{flags}[{o}, {self.n} + {PAD}]", f", begins={flags}[{box}]"
             test = f"{t}.cast({ast.unparse(self._put(reset.test))}, 'bool')"
             begun = f"{t}.cast({begin}, {dtype})"
-            symbol = OPERATORS.get(word, "")
-            both = f"{begun} {symbol} {text}" if symbol else f"{t}.{word}({begun}, {text})"
             cut = [f"{flag} = {test}"]
-            text = f"{t}.if_then_else({test}, {both}, {text})"
+            text = f"{t}.if_then_else({test}, {self._both(begun, word, text)}, {text})"
         step = Step(
             [*made, *cut, f"{own} = {text}"],
             [*made, *cut, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
