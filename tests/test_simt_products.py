@@ -12,6 +12,7 @@ from simulated import run
 
 import tilec
 import tilec.language as T
+from tilec.ir.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("unassembled")
 
@@ -19,8 +20,9 @@ GPUS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 
 
 def product(
-    m: int, n: int, k: int, turned: tuple[bool, bool], dtype: str, threads: int = 64, sums: str = ""
-) -> Any:
+    m: int, n: int, k: int, turned: tuple[bool, bool], dtype: str, threads: int = 64,
+    sums: str = "", policy: T.GemmWarpPolicy = T.GemmWarpPolicy.Square,
+) -> Any:  # fmt: skip
     """C += A @ B of one tile, of operands that lie as `turned` says in larger buffers."""
     sums = sums or ("int32" if dtype == "int8" else dtype)
     a_shape, b_shape = (k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n)
@@ -33,7 +35,8 @@ def product(
             T.copy(A, a[1, :, :])
             T.copy(B, b)
             T.copy(C, c)
-            T.gemm(a[1, :, :], b, c, transpose_A=turned[0], transpose_B=turned[1])
+            given = {"transpose_A": turned[0], "transpose_B": turned[1], "policy": policy}
+            T.gemm(a[1, :, :], b, c, **given)
             T.copy(c, C)
 
     return kernel
@@ -111,20 +114,47 @@ def test_neighbours_come_at_once() -> None:
     plain = product(64, 64, 64, (False, False), "float32")
     assert loads(plain, *square) == [four] * 5  # of A for four steps, then of B for each
     across = product(64, 64, 64, (True, False), "float32")
-    assert loads(across, *square) == [one, four]  # a thread's rows are no neighbours
+    assert loads(across, *square) == [four] * 8  # of both for each
     odd = product(64, 64, 63, (False, True), "float32")
     assert loads(odd, (64, 63), (64, 63), (64, 64)) == [one, one]
 
 
-@pytest.mark.parametrize("threads", [128, 256])
-def test_as_many_steps_as_there_are_registers(threads: int) -> None:
+@pytest.mark.parametrize("threads, width", [(128, 2), (256, 4)])
+def test_as_many_steps_as_there_are_registers(threads: int, width: int) -> None:
     """128 sums in a thread leave room for fewer of them than 64 do."""
-    kernel = product(128, 128, 32, (False, False), "float32", threads)
-    found = loads(kernel, (128, 32), (32, 128), (128, 128))
-    assert found[0] == ("<2 x f32>" if threads == 128 else "<4 x f32>") and len(found) > 2
+    kernel = product(128, 128, 32, (False, True), "float32", threads)
+    found = loads(kernel, (128, 32), (128, 32), (128, 128))
+    assert found == [f"<{width} x f32>"] * (8 // width)
 
 
-def test_few_sums_of_a_step_do_not_wait_for_its_loads() -> None:
-    """Of four steps, where no load brings more than one."""
-    kernel = product(32, 32, 64, (True, False), "float32")
-    assert loads(kernel, (64, 32), (64, 32), (32, 32)) == ["f32", "<4 x f32>"] * 4
+def owned(turned: tuple[bool, bool], threads: int, target: str = "cuda:sm_90a", **how: Any) -> Any:
+    """Where each register of the first thread of a sum of 128 x 128 is: rows and columns."""
+    kernel = product(128, 128, 32, turned, "float32", threads, **how)
+    shapes = [(32, 128) if t else (128, 32) for t in (turned[0], not turned[1])]
+    specs = [tilec.spec(s, "float32") for s in (*shapes, (128, 128))]
+    text = str(kernel.compile(*specs, target=target).stages["infer_layouts"])
+    found = re.search(r"%c = alloc fragment<128x128xf32, layout=(.+)>", text)
+    assert found is not None
+    table = Layout.parse(found[1]).table("reg")
+    return [sorted({int(x[d]) for x in table}) for d in (0, 1)]
+
+
+@pytest.mark.parametrize("target", GPUS[:2])  # gfx942 has matrix instructions of float32
+@pytest.mark.parametrize("threads", [128, 256])
+def test_threads_have_squares(target: str, threads: int) -> None:
+    """Whose sides take the fewest reads: 4 of 16 bytes for 64 multiply-adds; neighbours where M
+    or N lies side by side, one of each eighth row where K does, whose banks differ."""
+    rows, columns = owned((True, False), threads, target)
+    assert len(rows) * len(columns) * threads == 128 * 128
+    assert len(rows) + len(columns) == (16 if threads == 256 else 24)
+    assert rows[:4] == columns[:4] == [0, 1, 2, 3]
+    rows, columns = owned((False, True), threads, target)
+    assert rows[1] in (4, 8) and columns[1] in (4, 8)
+
+
+def test_policies_say_along_what_warps_lie() -> None:
+    """Rows alone have their sums in one warp."""
+    rows, columns = owned((True, False), 256, policy=T.GemmWarpPolicy.FullRow)
+    assert max(columns) >= 64 and max(rows) < 16
+    rows, columns = owned((True, False), 256, policy=T.GemmWarpPolicy.FullCol)
+    assert max(rows) >= 64 and max(columns) < 16

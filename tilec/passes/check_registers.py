@@ -102,6 +102,13 @@ def registers_left(func: Func, target: Target) -> int:
     return launched - OTHER_REGISTERS - fragment_registers(func)
 
 
+def room_of_products(func: Func, target: Target) -> int:
+    """The same beside what a loop's products hold at once, or else one fragment: others live
+    elsewhere."""
+    launched = at_launch(int(func.attrs["launch_threads"]), target)
+    return launched - OTHER_REGISTERS - _taken(most_held(func))
+
+
 def is_roomy(func: Func) -> bool:
     """Whether a thread has registers for loads in flight beside its fragments, where some of these
     would do without (measured: attention backward with heads of 192 spills)."""

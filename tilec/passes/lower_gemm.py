@@ -23,7 +23,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.instr import MatrixInstruction, find_instruction
 from tilec.ir.layout import has_runs
 from tilec.ir.types import BOOL, BufferType
-from tilec.passes.check_registers import registers_left
+from tilec.passes.check_registers import room_of_products
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import load_registers
 from tilec.passes.utils.gemm_layouts import operand_layout
@@ -42,7 +42,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
     products = [o.swap_operands() for o in func.body.every(ops.Gemm)]
     matrices = [o for o in products if not o.instr.startswith("simt")]
     packs = {o.c: find_instruction(o.instr).packs[2] for o in matrices}
-    facts, room = facts_of(func), registers_left(func, target)
+    facts, room = facts_of(func), room_of_products(func, target)
 
     def visit(o: ops.Gemm) -> list[Op]:
         o, b = o.swap_operands(), Builder(o.loc)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, padded, swizzled
@@ -11,6 +14,7 @@ from tilec.ir.types import PAD_BYTES, BufferType
 from tilec.passes.utils.distribution import fewest_registers
 
 SWIZZLES = (128, 64, 32)  # bytes
+_READ_BITS = 128  # that a thread reads of shared memory at once
 
 
 def spread(
@@ -57,9 +61,63 @@ def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
         return accumulator_layout(o.swap_operands(), total_warps, warp_size).transpose()
     m, n, _ = o.shape
     if o.instr.startswith("simt"):
-        return fewest_registers((m, n), warp_size, total_warps, 4)
+        return thread_layout(o, total_warps, warp_size)
     instr = find_instruction(o.instr)
     return spread(instr.c, (instr.m, instr.n), (m, n), o, total_warps)
+
+
+def thread_layout(o: Gemm, warps: int, warp_size: int) -> Layout:
+    """Layout of the C that threads sum by themselves: each has a rectangle of it, whose rows of A
+    and columns of B it reads once a step, so that a squarer one takes fewer reads. Along M or N, a
+    thread's elements are neighbours where the operand's are, which come at once; where it is K that
+    is contiguous, lanes have every so many, and what they read lies in banks of its own."""
+    m, n, _ = o.shape
+    sides = (o.a.dtype.bits, o.transpose_a), (o.b.dtype.bits, not o.transpose_b)
+    best: tuple[tuple[float, ...], Layout] | None = None
+    for (lanes_m, lanes_n), (warps_m, warps_n) in itertools.product(
+        _splits(warp_size), _splits(warps)
+    ):
+        if (warps_n if o.policy == "full_row" else warps_m if o.policy == "full_col" else 1) > 1:
+            continue
+        if m % (lanes_m * warps_m) or n % (lanes_n * warps_n):
+            continue
+        own = m // (lanes_m * warps_m), n // (lanes_n * warps_n)
+        run_m, run_n = (
+            gcd(size, _READ_BITS // bits) if along else 1 for size, (bits, along) in zip(own, sides)
+        )
+        price = sum(
+            _read_price(size, run, bits, lanes)
+            for size, run, (bits, _), lanes in zip(own, (run_m, run_n), sides, (lanes_m, lanes_n))
+        )
+        told = own[0] * lanes_m + own[1] * lanes_n
+        digits = (
+            Digit("reg", run_n, (0, 1)),
+            Digit("reg", run_m, (1, 0)),
+            Digit("lane", lanes_n, (0, run_n)),
+            Digit("lane", lanes_m, (run_m, 0)),
+            Digit("reg", own[1] // run_n, (0, run_n * lanes_n)),
+            Digit("reg", own[0] // run_m, (run_m * lanes_m, 0)),
+            Digit("warp", warps_n, (0, own[1] * lanes_n)),
+            Digit("warp", warps_m, (own[0] * lanes_m, 0)),
+        )
+        key = price, told, -lanes_n * run_n
+        if best is None or key < best[0]:
+            best = key, Layout((m, n), tuple(d for d in digits if d.radix > 1))
+    return best[1] if best else fewest_registers((m, n), warp_size, warps, 4)
+
+
+def _splits(count: int) -> Iterator[tuple[int, int]]:
+    """Each two numbers whose product it is."""
+    return ((n, count // n) for n in range(1, count + 1) if count % n == 0)
+
+
+def _read_price(size: int, run: int, bits: int, lanes: int) -> float:
+    """Cycles of a step's reads of so many elements of a thread, `run` of them side by side, or, if
+    that is 1, with as many of the next steps as come at once: shared memory gives 128 bytes in a
+    cycle, and as many as that to a warp whose lanes share what they read."""
+    together = run if run > 1 else _READ_BITS // bits
+    length = together * bits // 8
+    return size / together * max(1.0, length / 8, lanes * length / 128)
 
 
 def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:

@@ -3,8 +3,8 @@
 For each k a thread reads each row of A and each column of B that it needs once, and adds to each of
 its registers of C, in k order. Neighbours in memory come at once: of an operand whose M or N is
 contiguous those that the thread has side by side, of one whose K is the elements of several steps,
-as many as it has registers for: of a 128x128 tile of 256 threads 5 loads to 64 multiply-adds, where
-one element at a time takes 20."""
+as many as it has registers for: of a 128x128 tile of 256 threads 4 loads to 64 multiply-adds, where
+one element at a time takes 16."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilec.passes.utils.building import load_registers
 from tilec.passes.utils.operands import Operand, operand
 
 _LOAD_BITS = 128
-_SHORT = 16  # sums of a thread, that hide no load's latency
+_WRITTEN_OUT = 4  # steps in a body of the loop, whose loads hide behind one another's additions
 
 
 def simt_product(b: Builder, o: ops.Gemm, facts: Facts, room: int) -> None:
@@ -32,18 +32,19 @@ def simt_product(b: Builder, o: ops.Gemm, facts: Facts, room: int) -> None:
     place = Place(b)
     place.make(layout)
     lines = [_Line(operand(o, which, facts), layout, dim) for dim, which in enumerate("ab")]
-    depth = next(d for d in (4, 2, 1) if d == 1 or _pays(lines, o, d, room))
+    depth = next(d for d in (4, 2, 1) if d == 1 or _fits(lines, o, d, room))
+    steps = max(n for n in (_WRITTEN_OUT, 2, 1) if o.shape[2] % n == 0)
     held = [line.alloc(b, c, depth) for line in lines]
-    with b.counted(o.shape[2] // depth, "k", "serial") as (n, step):
-        first = step.fold("mul", n, depth)
-        for line, fragment in zip(lines, held):
-            if not line.x.mn_major:
-                line.read(step, fragment, place, first, depth)
-        for q in range(depth):
+    with b.counted(o.shape[2] // steps, "k", "serial") as (n, step):
+        first = step.fold("mul", n, steps)
+        for q in range(steps):
+            at = step.fold("add", first, q)
             for line, fragment in zip(lines, held):
                 if line.x.mn_major:
-                    line.read(step, fragment, place, step.fold("add", first, q), 1)
-            _add(step, o, lines, held, depth, q)
+                    line.read(step, fragment, place, at, 1)
+                elif q % depth == 0:
+                    line.read(step, fragment, place, at, depth)
+            _add(step, o, lines, held, depth, q % depth)
 
 
 def _add(
@@ -64,15 +65,14 @@ def _add(
         inner.emit(ops.RegWrite, o.c, r, new)
 
 
-def _pays(lines: list[_Line], o: ops.Gemm, depth: int, room: int) -> bool:
-    """Whether so many steps of K are one: loads bring the elements of all of them, and there is
-    room; or a thread has too little to add in one step to wait for its loads."""
+def _fits(lines: list[_Line], o: ops.Gemm, depth: int, room: int) -> bool:
+    """Whether a load can bring the elements of so many steps of an operand whose K is contiguous:
+    they lie side by side, and there is room."""
     along = [line for line in lines if not line.x.mn_major]
-    fits = all(line.adjacent(depth) for line in along) and o.shape[2] % depth == 0
     words = max(o.c.dtype.bits // 32, 1)
     taken = sum(len(line.distinct) * (1 if line.x.mn_major else depth) for line in lines)
-    short = len(lines[0].rows) <= _SHORT
-    return (bool(along) or short) and fits and words * taken <= room
+    whole = all(line.adjacent(depth) for line in along) and o.shape[2] % depth == 0
+    return whole and words * taken <= room
 
 
 @dataclass(frozen=True)
