@@ -102,8 +102,8 @@ Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
-    (join_blocks, "TILE"),  # tiles are what plans are chosen for from here on
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
+    (join_blocks, "TILE"),  # tiles are what the plan was chosen for from here on
     (private_locals, "TILE"),  # one in a loop may be a value
     (mem2reg, "TILE"),
     (join_branches, "TILE"),  # before `simplify`, which folds what it selects
