@@ -52,7 +52,7 @@ CASES: list[Case] = [
 
 
 def test_a_thread_asks_for_a_piece_at_once() -> None:
-    """8192 elements are 482 pieces, and these 29, which one thread has: five steps, in each of which
+    """8192 elements are 482 pieces, these 29, which one thread has: five steps, in each of which
     loads stand side by side."""
 
     @tilec.kernel
