@@ -214,9 +214,11 @@ def _asked(
             inside = [*walk(o.body)]
             stores = [x for x in inside if isinstance(x, ops.Store)]
             if stores and all(x.dest.space == "shared" for x in stores):
-                loads = (x for x in inside if isinstance(x, ops.Load))
-                yield from (v for x in loads if x.source.space == "global" for v in x.indices)
-                yield from (x.cond for x in inside if isinstance(x, ops.Select))
+                loads = [x for x in inside if isinstance(x, ops.Load)]
+                there = {x.result: x for x in loads if x.source.space == "global"}
+                yield from (v for x in there.values() for v in x.indices)
+                chosen = (x for x in inside if isinstance(x, ops.Select))
+                yield from (x.cond for x in chosen if {x.on_true, x.on_false} & there.keys())
                 yield from conditions
         else:
             within = staged or (isinstance(o, ops.For) and has_stages(o))
