@@ -30,6 +30,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, Dims
+from tilec.ir.copy_engines import TMA_ALIGN
 from tilec.ir.core import Block, Func, Op, Region, Value, walk, with_boxes
 from tilec.ir.uniformity import threads_show
 from tilec.passes.utils.building import with_types
@@ -44,6 +45,7 @@ TRIED = 2  # of each
 WORTH = 0.9  # if an element of a larger tile takes so much less
 LONGEST = 256  # of their sides
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
+BY_THREADS = 2.0  # times as long where TMA brings no tile, since some begin inside of 16 bytes
 ROWS = 64  # of the instruction of a warpgroup
 
 
@@ -265,16 +267,26 @@ class _Sides:
         are said to take least."""
         tile = dict(self.dims.values())
         sums = [o.c for o in self.func.body.every(ops.Gemm)]
-        least = sum(_cost(self._sides_of(v, SINGLE)) for v in sums)
+        least = self._by_threads(SINGLE) * sum(_cost(self._sides_of(v, SINGLE)) for v in sums)
         x, y, z = (range(1, LONGEST // tile[d] + 1 if d in tile else 2) for d in range(3))
         found: dict[int, dict[Dims, float]] = {}
         for joined in itertools.product(x, y, z):
             sides = [self._sides_of(v, joined) for v in sums]
             area = max(map(math.prod, sides), default=0)
-            cost = sum(map(_cost, sides)) / math.prod(joined)
+            cost = self._by_threads(joined) * sum(map(_cost, sides)) / math.prod(joined)
             if area <= AREAS[-1] and cost < WORTH * least and self._may_join(joined):
                 found.setdefault(bisect.bisect_left(AREAS, area), {})[joined] = cost
         return [x for ways in found.values() for x in sorted(ways, key=ways.__getitem__)[:TRIED]]
+
+    def _by_threads(self, joined: Dims) -> float:
+        """How much longer it takes where TMA cannot bring a tile: some begin inside of 16 bytes."""
+        for r, own in self.boxes.items():
+            last = len(r.extents) - 1
+            if r.type.space == "global" and last in own:
+                step = r.extents[last] * self._times(own[last], joined) * r.dtype.bits
+                if step % (8 * TMA_ALIGN):
+                    return BY_THREADS
+        return 1.0
 
     def _sides_of(self, v: Value, joined: Dims) -> list[int]:
         """Of an accumulator."""

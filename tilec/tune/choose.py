@@ -46,7 +46,7 @@ FOUND = 1.6  # times faster than the tiles where it began: the most that a searc
 REACH = 2  # so many values away from a fine tile
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
-JOINED = 0.85  # if joined blocks take so much of the time by prediction, they are
+JOINED = 0.97  # if joined blocks take so much of the time by prediction, they are
 TILES = 4  # that are tried, if the assembler finds fault with the best ones,
 LESS = 7 / 8  # of the last one's fragments, behind the second
 
