@@ -93,8 +93,7 @@ def _computed_again(func: Func) -> Func:
     written, users = changing_tensors(func), func.body.users
     for block in (func.body, *(r for o in walk(func.body) for r in o.regions)) if loads else ():
         for i, o in enumerate(block.ops):
-            store = _computes(o, written) if isinstance(o, ops.Parallel) else None
-            if store is not None:
+            if isinstance(o, ops.Parallel) and (store := _computes(o, written)) is not None:
                 others = {*users[store.dest]} - {store}
                 later = {x for y in block.ops[i + 1 :] for x in walk(y)}
                 effects = [e for x in others for e in x.effects()]
