@@ -62,6 +62,7 @@ REASONS = {
     "passes/infer_layouts.py": SELECTION,
     "passes/insert_sync.py": VALUES,
     "passes/hold_operands.py": SELECTION,
+    "passes/join_blocks.py": LOWERING,
     "passes/join_branches.py": LOWERING,
     "passes/join_iterations.py": SELECTION,
     "passes/lower_barriers.py": LOWERING,

@@ -66,11 +66,66 @@ def test_no_conversion_is_left(to: str) -> None:
 
 
 @pytest.mark.usefixtures("unassembled")
-def test_wider_integers_are_converted() -> None:
+def test_wider_integers_are_converted_unless_they_are_parts_of_a_word() -> None:
     given = [tilec.spec((256,), "int32"), tilec.spec((256,), "float32")]
-    for mask in (None, 15):
+    for mask in (None, 15, 255, 511):
         made = converted("int32", "float32", 0, mask).compile(*given, target="cuda:sm_90a")
-        assert from_ints(str(made.stages["llvm"]))
+        assert bool(from_ints(str(made.stages["llvm"]))) == (mask not in (15, 255))
+
+
+def parts(order: tuple[int, ...], to: str) -> Any:
+    """The four-bit parts of words, in an order that their author has, less others' and scaled."""
+
+    @tilec.kernel
+    def kernel(
+        W: T.Tensor((64,), "int32"), Z: T.Tensor((64,), "int32"), Y: T.Tensor((64, 8), to),
+        S: T.Tensor((64,), to),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                for k, n in enumerate(order):
+                    less = (Z[i] >> (4 * k)) & 15
+                    Y[i, k] = T.cast(((W[i] >> (4 * n)) & 15) - less, to) * S[i]
+                    if k == 7:
+                        Y[i, k] += T.cast((W[i] >> 28) & 15, to)
+
+    return kernel
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5, 6, 7), (0, 4, 1, 5, 2, 6, 3, 7)])
+def test_parts_of_a_word(order: tuple[int, ...], target: str, to: str) -> None:
+    """Of GPTQ, and of AWQ, whose neighbours are halves of a word."""
+    rng = np.random.default_rng(1)
+    w, z = (rng.integers(-(2**31), 2**31, 64).astype(np.int32) for _ in range(2))
+    s = rng.integers(1, 5, 64).astype(FLOATS[to])
+    y = np.full((64, 8), np.nan, np.float32).astype(FLOATS[to])
+    run(parts(order, to), target, w, z, y, s)
+    number = (w[:, None] >> 4 * np.array(order)) & 15
+    wanted = (number - ((z[:, None] >> 4 * np.arange(8)) & 15)) * s[:, None].astype(float)
+    wanted[:, 7] += (w >> 28) & 15
+    np.testing.assert_array_equal(y.astype(np.float64), wanted)
+
+
+@pytest.mark.usefixtures("unassembled")
+def test_halves_of_a_word_take_one_mask() -> None:
+    @tilec.kernel
+    def kernel(W: T.Tensor((64,), "int32"), Y: T.Tensor((64, 2), "float16")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                word = W[i]
+                Y[i, 0] = T.cast((word >> 4) & 15, "float16")
+                Y[i, 1] = T.cast((word >> 20) & 15, "float16")
+
+    given = [tilec.spec((64,), "int32"), tilec.spec((64, 2), "float16")]
+    made = kernel.compile(*given, target="cuda:sm_90a")
+    text = str(made.stages["pair_halves"])
+    assert text.count("and_or") == 1 and not from_ints(str(made.stages["llvm"]))
+    w = np.arange(64, dtype=np.int32) * 0x2468ACE + 0x1234567
+    y = np.zeros((64, 2), np.float16)
+    assert tilec.simulate(kernel, w, y, target="cuda:sm_90a").ok
+    np.testing.assert_array_equal(y, (w[:, None] >> np.array([4, 20])) & 15)
 
 
 # --- two parts of a byte --------------------------------------------------------------------------

@@ -93,6 +93,35 @@ def gathered(
         T.copy(acc, C[by * 64, bx * 32])
 
 
+def computed(how: str) -> Any:
+    """As `gathered`, of indices that threads compute: tokens have two of them each, and behind the
+    50th there are none."""
+
+    @tilec.kernel
+    def rows_of(
+        A: T.Tensor((P, K), "float16"),
+        B: T.Tensor((N, K), "float16"),
+        Ids: T.Tensor((M,), "int32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 64), threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 32), "float16")
+            acc, ids = T.alloc_fragment((64, 32), "float32"), T.alloc_shared((64,), "int32")
+            T.clear(acc)
+            for i in T.Parallel(64):
+                ids[i] = T.if_then_else(by * 64 + i < 50, Ids[by * 64 + i] // 2, -1)
+            if how == "changed":
+                ids[3] = 0
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                for i, j in T.Parallel(64, 32):
+                    a[i, j] = T.if_then_else(ids[i] >= 0, A[ids[i], k * 32 + j], 0)
+                T.copy(B[bx * 32, k * 32], b)
+                T.gemm(a, b, acc, transpose_B=True)
+            T.copy(acc, C[by * 64, bx * 32])
+
+    return rows_of
+
+
 def given(kind: str) -> tuple[list[np.ndarray], np.ndarray]:
     """Arguments with a poisoned result, and what is wanted."""
     rng = np.random.default_rng(len(kind))
@@ -102,6 +131,11 @@ def given(kind: str) -> tuple[list[np.ndarray], np.ndarray]:
         a, b = half(9, 72), half(40, 72)
         ids = rng.integers(0, 9, 70).astype(np.int32)
         rest, want = [b, ids], wide(a)[ids] @ wide(b).T
+    elif kind == "computed":
+        a, b = half(9, 72), half(40, 72)
+        ids = rng.integers(0, 18, 70).astype(np.int32)
+        rows = wide(a)[ids // 2] * (np.arange(70) < 50)[:, None]
+        rest, want = [b, ids], rows @ wide(b).T
     elif kind == "pages":
         a, b = half(100, 192), half(7, 32, 72)
         table = rng.integers(0, 7, (2, 1, 6)).astype(np.int64)
@@ -122,6 +156,7 @@ PROGRAMS = {
     "mask": (lambda: masked("fragment"), "a: a, by", "mask"),
     "pages": (lambda: pages, "a: a, by", "flat"),
     "gathered": (lambda: gathered, "a: a, by", "ids"),
+    "computed": (lambda: computed(""), "a: a, by", "ids"),
 }
 
 
@@ -154,6 +189,17 @@ def test_what_the_kernel_writes_is_read_where_the_author_has_it(target: str) -> 
     made = kernel.plan_launch(target, None, arrays, {}).variant
     assert "%mask = alloc" in made.stages["forward_copies"]
     run(kernel, target, *arrays)
+    np.testing.assert_allclose(arrays[-1], want, atol=0.05)
+
+
+def test_what_is_changed_behind_the_loop_that_fills_it_is_not_computed_again() -> None:
+    arrays, want = given("computed")
+    kernel = computed("changed")
+    made = kernel.plan_launch("cuda:sm_90a", None, arrays, {}).variant
+    assert "%ids = alloc" in made.stages["forward_copies"]
+    run(kernel, "cuda:sm_90a", *arrays)
+    a, b = (x.astype(np.float64) for x in arrays[:2])
+    want[[3, 67]] = a[0] @ b.T
     np.testing.assert_allclose(arrays[-1], want, atol=0.05)
 
 

@@ -53,8 +53,9 @@ def scaled(bm: int = 64, bn: int = 64, threads: int = 128, policy: Any = None) -
     return scaled_times
 
 
-def decoded(transposed: bool) -> tilec.Kernel:
-    """C = A W of weights of eight bits, which are the second operand."""
+def decoded(transposed: bool, reduced: int | None = None) -> tilec.Kernel:
+    """C = A W of weights of eight bits, which are the second operand; less the largest number that
+    a row or a column has had so far, in each step."""
     shape, tile = ((N, K), (64, 32)) if transposed else ((K, N), (32, 64))
 
     @tilec.kernel
@@ -66,8 +67,9 @@ def decoded(transposed: bool) -> tilec.Kernel:
         with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
             a = T.alloc_shared((64, 32), "float16")
             w, made = T.alloc_shared(tile, "int8"), T.alloc_shared(tile, "float16")
-            c = T.alloc_fragment((64, 64), "float32")
+            c, most = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
             T.clear(c)
+            T.clear(most)
             for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
                 T.copy(A[by * 64, k * 32], a)
                 if transposed:
@@ -76,6 +78,11 @@ def decoded(transposed: bool) -> tilec.Kernel:
                     T.copy(W[k * 32, bx * 64], w)
                 T.copy(w, made)
                 T.gemm(a, made, c, transpose_B=transposed)
+                if reduced is not None:
+                    T.reduce_max(c, most, dim=reduced, clear=False)
+            if reduced is not None:
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] -= most[i] if reduced else most[j]
             T.copy(c, C[by * 64, bx * 64])
 
     return times_decoded
@@ -219,6 +226,29 @@ def test_the_second_operand_is_one_of_swapped_operands() -> None:
     (product,) = (o for o in walk(kept["arrange"].body) if isinstance(o, Gemm))
     assert product.operands_swapped and product.instr.startswith("wgmma")
     assert any(isinstance(o, For) and o.versions == 2 for o in walk(kept["arrange"].body))
+
+
+@pytest.mark.turns("cuda:sm_90a")
+@pytest.mark.parametrize(("reduced", "space"), [(0, "fragment"), (1, "shared")])
+def test_rows_that_are_reduced_are_not_spread_over_warps(reduced: int, space: str) -> None:
+    """Keys in eight bits, of whose scores attention takes the largest of each row."""
+    a, _, b, c = operands(5)
+    w = np.ascontiguousarray(b.T).astype(np.int8)
+    kept = stages_of(decoded(True, reduced), {"A": a, "W": w, "C": c})
+    assert space_of(kept["recognise_gathers"], "made") == space
+    report = tilec.simulate(decoded(True, reduced), a, w, c, target="cuda:sm_90a")
+    assert report.ok, report
+    steps = [slice(k, k + 32) for k in range(0, 160, 32)]
+    parts = np.cumsum([a[:, k].astype(float) @ b[k].astype(float) for k in steps], axis=0)
+    most = np.zeros_like(parts[0])
+    for i, j in np.ndindex(3, 2):
+        tile = slice(64 * i, 64 * i + 64), slice(64 * j, 64 * j + 64)
+        whole = np.zeros((5, 64, 64))
+        held = parts[:, *tile]
+        whole[:, : held.shape[1], : held.shape[2]] = held
+        rows = np.maximum(whole.max((0, 1 + reduced), keepdims=True), 0)[0]
+        most[tile] = np.broadcast_to(rows, (64, 64))[: held.shape[1], : held.shape[2]]
+    np.testing.assert_allclose(c, parts[-1] - most, atol=1e-3)
 
 
 def test_a_fragment_comes_by_way_of_a_ring() -> None:

@@ -630,7 +630,7 @@ def test_dump(
     monkeypatch.setenv("TILEC_DUMP_DIR", str(tmp_path / "dump"))
     make_scale(3, 5, 7.0, "float32").compile(*specs(3, 5, count=2), target="cpu")
     files = sorted(p.name for p in (tmp_path / "dump").iterdir())
-    first = ["00-tile.txt", "01-group_threads.txt", "02-private_locals.txt"]
+    first = ["00-tile.txt", "01-group_threads.txt", "02-join_blocks.txt"]
     assert files[:3] == first and files[-1].endswith("-asm.txt")
     monkeypatch.delenv("TILEC_DUMP_DIR")
     monkeypatch.setenv("TILEC_DUMP", "tile,llvm")

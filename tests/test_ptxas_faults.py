@@ -385,3 +385,8 @@ def test_sums_of_products_in_flight_are_converted_two_by_two() -> None:
         )
         assert apart.count("cvt.rn.f16.f32") == 128 and with_pairs_of_sums(apart) == ptx
         assert "C7514" in " ".join(run_ptxas(ptxas, apart, "sm_90a").advisories)
+        # What stands between two of them is what neither reads.
+        more = re.sub(r"(cvt\.rn\.f16\.f32 .*\n)", r"\1\tadd.s32 \t%r1, %r1, 1;\n", apart)
+        assert with_pairs_of_sums(more).count("cvt.rn.f16x2.f32") == 64
+        ended = re.sub(r"(cvt\.rn\.f16\.f32 .*\n)", r"\1$L__other:\n", apart)
+        assert with_pairs_of_sums(ended) == ended

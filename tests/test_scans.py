@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import tilec
 import tilec.language as T
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import Barrier, Scan
+from tilec.ir.ops import Barrier, Parallel, Scan
 from tilec.ir.parser import parse_func
 from tilec.jit.simulate import simulate_changed
 
@@ -44,7 +45,30 @@ CASES: list[Case] = [
     ((32, 64), -1, "sum", "float32", "float16", "ss", 192, True, False),
     ((100, 100), 1, "sum", "float32", "float32", "ff", 128, True, True),
     ((3, 100, 5), -2, "sum", "int8", "int32", "ff", 192, True, False),
+    ((5000,), 0, "sum", "int32", "int32", "sf", 256, False, False),
+    ((2, 1156), 1, "max", "float32", "float32", "ss", 128, True, True),
+    ((4, 31), 1, "sum", "float32", "float32", "ss", 128, False, True),
 ]
+
+
+def test_a_thread_asks_for_a_piece_at_once() -> None:
+    """8192 elements are 482 pieces, these 29, which one thread has: five steps, in each of which
+    loads stand side by side."""
+
+    @tilec.kernel
+    def running(A: T.Tensor((8192,), "int32"), C: T.Tensor((8192,), "int32")):
+        with T.Kernel(1, threads=256):
+            x = T.alloc_shared((8192,), "int32")
+            T.copy(A, x)
+            T.cumsum(x)
+            T.copy(x, C)
+
+    half = [tilec.spec((8192,), "int32")] * 2
+    stages = running.compile(*half, target="cuda:sm_90a").stages
+    loops = [o.extents for o in ops(parse_func(stages["lower_scans"]), Parallel)]
+    assert loops == [(482,), (29,), (1,), (29,), (482,)]
+    runs = re.findall(r"(?:\tld\.shared.*\n){17}", stages["ptx"])
+    assert len(runs) >= 2
 
 
 @pytest.mark.covering(1)

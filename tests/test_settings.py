@@ -61,7 +61,7 @@ def test_stages_that_are_none(
     with pytest.raises(tilec.TilecError) as caught:
         kernel(*ARRAYS)
     assert says in caught.value.message
-    takes = "it takes all, or of these, with commas between: tile, group_threads, private_locals"
+    takes = "it takes all, or of these, with commas between: tile, group_threads, join_blocks"
     assert (
         caught.value.hint.startswith(takes) and "llvm-opt, ptx, gcn, asm, sass" in caught.value.hint
     )

@@ -26,9 +26,8 @@ _HALVES = re.compile(r"^\tmov\.b32 \t(?:\{[^}]*\}, (%\w+)|(%\w+), \{[^}]*\});$",
 _CUT = re.compile(r"^\tcvt\.u(?:16\.u32 \t%\w+, (%\w+)|32\.u16 \t(%\w+), %\w+);$", re.M)
 _SELECT = re.compile(r"^\tselp\.b(16|32) \t(%\w+), (\S+), (\S+), (%\w+);$", re.M)
 _FLOAT8 = re.compile(r"^\tcvt\.rn\.f16x2\.(e4m3x2|e5m2x2) \t(%\w+), (%\w+);$", re.M)
-_SINGLE = re.compile(
-    r"^\tcvt\.rn\.(b?f16)\.f32 \t(%\w+), (%\w+);\n\tcvt\.rn\.\1\.f32 \t(%\w+), (%\w+);$", re.M
-)
+_SINGLE = re.compile(r"\tcvt\.rn\.(b?f16)\.f32 \t(%\w+), (%\w+);")
+_OTHER = re.compile(r"\$L|.*\bbra\b|\t// begin inline asm")  # where sums may be other ones
 _FLYING = re.compile(r"\bwgmma\.wait_group\.sync\.aligned [1-9]")
 _SUMS = re.compile(r"\bwgmma\.mma_async[\w.]* \{([^}]*)\}")
 _LINE = re.compile(r"^\t(?:@!?%\w+ )?([\w.]+) +\t?(\{.*?\}|[^,;]*), (.*);$", re.M)
@@ -83,13 +82,25 @@ def with_pairs_of_sums(ptx: str) -> str:
     if not _FLYING.search(ptx):
         return ptx
     sums = {r for given in {*_SUMS.findall(ptx)} for r in _REGISTER.findall(given)}
-    return _SINGLE.sub(lambda m: _by_two(m) if {m[3], m[5]} <= sums else m[0], ptx)
+    lines: list[str] = []
+    first: tuple[int, re.Match[str]] | None = None
+    for line in ptx.split("\n"):
+        single = _SINGLE.fullmatch(line)
+        if single and single[3] in sums:
+            if first and first[1][1] == single[1]:
+                lines[first[0]] = _by_two(first[1], single)
+                first = None
+                continue
+            first = len(lines), single
+        elif _OTHER.match(line):
+            first = None
+        lines.append(line)
+    return "\n".join(lines)
 
 
-def _by_two(m: re.Match[str]) -> str:
-    kind, low, x, high, y = m.groups()
-    convert = f"cvt.rn.{kind}x2.f32 both, {y}, {x};"
-    return f"\t{{ .reg .b32 both; {convert} mov.b32 {{{low}, {high}}}, both; }}"
+def _by_two(one: re.Match[str], other: re.Match[str]) -> str:
+    convert = f"cvt.rn.{one[1]}x2.f32 both, {other[3]}, {one[3]};"
+    return f"\t{{ .reg .b32 both; {convert} mov.b32 {{{one[2]}, {other[2]}}}, both; }}"
 
 
 def _from_own_register(m: re.Match[str]) -> str:

@@ -24,6 +24,8 @@ class Plan:
     blocks of a cluster share the iterations of one sum. `parts`: how many such clusters (blocks,
     where `split` is 1) share it through global memory. `raster_group`: how many blocks along grid
     dimension 1 are visited before dimension 0 advances (L2 reuse), where the user gave no swizzle.
+    `joined`: so many neighbours of the author's grid along each of its dimensions are one block
+    with a larger tile (`passes/join_blocks.py`).
     `staged_store`: a fragment goes to global memory through shared memory and TMA. `overlap`: where
     a loop holds several asynchronous products, threads compute with the result of one while others
     run (`passes/arrange.py`). `roles`: those products are in warpgroups of their own beside the
@@ -39,6 +41,7 @@ class Plan:
     persistent: bool = False
     consumer_groups: int = 1
     cluster: tuple[int, int, int] = (1, 1, 1)
+    joined: tuple[int, int, int] = (1, 1, 1)
     split: int = 1
     parts: int = 1
     raster_group: int = 8
@@ -59,9 +62,9 @@ class Plan:
         """As in a dump: "specialised persistent (threads=256, stages=4)"."""
         parts = [f"threads={self.threads}"] if self.threads else []
         parts += [f"stages={1 if self.single_buffer else self.stages}"]
-        parts += (
-            [f"cluster={'x'.join(map(str, self.cluster))}"] if self.cluster != (1, 1, 1) else []
-        )
+        for name in ("cluster", "joined"):
+            dims = getattr(self, name)
+            parts += [f"{name}={'x'.join(map(str, dims))}"] if dims != (1, 1, 1) else []
         through = f"x{self.parts}" if self.parts > 1 else ""
         parts += [f"split={self.split}{through}"] if self.split * self.parts > 1 else []
         return f"{self.name} ({', '.join(parts)})"
@@ -71,13 +74,13 @@ def plan_in(found: Mapping[str, Any]) -> Plan | None:
     """The plan whose fields a file holds (JSON has made lists of tuples); None where they are not
     those of a plan."""
     try:
-        x, y, z = found["cluster"]
-        plan = Plan(**{**found, "cluster": (x, y, z)})
+        dims = {name: tuple(map(int, found[name])) for name in ("cluster", "joined")}
+        plan = Plan(**{**found, **dims})
     except (KeyError, TypeError, ValueError):
         return None
     kinds = asdict(Plan("", threads=plan.threads and 1))
     same = all(type(value) is type(kinds[name]) for name, value in asdict(plan).items())
-    return plan if same and all(type(n) is int for n in plan.cluster) else None
+    return plan if same and len(plan.cluster) == len(plan.joined) == 3 else None
 
 
 def name_of(plan: Plan) -> str:
@@ -92,6 +95,7 @@ def name_of(plan: Plan) -> str:
     extras += ["products in roles"] if plan.roles else []
     extras += ["one buffer"] if plan.single_buffer else []
     extras += [f"{plan.residents} blocks at once"] if plan.residents > 1 else []
+    extras += ["joined blocks"] if plan.joined != (1, 1, 1) else []
     extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
     extras += ["shared sums"] if plan.split * plan.parts > 1 else []
     return ", ".join([" ".join(kinds) or "plain", *extras])

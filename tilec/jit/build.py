@@ -19,7 +19,7 @@ from tilec.codegen.isolated import Ended
 from tilec.frontend import Forms, Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir import ops
 from tilec.ir.caller import told_as_internal
-from tilec.ir.clusters import cluster_of, first_of_all, parts_of, split_of
+from tilec.ir.clusters import SINGLE, cluster_of, first_of_all, parts_of, split_of
 from tilec.ir.core import Func, Param, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
@@ -35,6 +35,7 @@ from tilec.jit.plan_text import Tried, plan_text
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
 from tilec.passes.find_products import find_products
+from tilec.passes.join_blocks import join_blocks
 from tilec.passes.join_iterations import join_iterations
 from tilec.passes.narrow_operands import narrow_operands
 from tilec.passes.plain_products import plain_products
@@ -118,14 +119,14 @@ def trace_variant(signature: Signature, key: SpecialisationKey, kept: Kept | Non
         func = func.with_attrs(multiples=multiples)
     if key.packed:
         func = func.with_attrs(packed=key.packed)
-    if _leaves_sizes(signature):
+    if leaves_sizes(signature):
         return func  # which are chosen for what lines of memory take, and for these threads
     if more := _more_threads(func, target):
         func = func.with_attrs(more_threads=more)
     return join_iterations(func, target)
 
 
-def _leaves_sizes(signature: Signature) -> bool:
+def leaves_sizes(signature: Signature) -> bool:
     """Whether the author leaves a size to tilec."""
     return any(isinstance(p.default, Auto) for p in signature.parameters)
 
@@ -250,6 +251,9 @@ def compile_variant(
         keep("plan", lambda: plan_text(tried, key, final))
     watch.warn(func, final, target)
     made = attempts.kept or attempts.make(plan, final)
+    kept = tried[-1][0] if tried else None
+    if kept is not None and kept.joined != SINGLE:
+        func = join_blocks(func.with_attrs(joined=kept.joined), target)
     final, llvm_text, assembled = made.func, made.llvm_text, made.assembled
     few = min(FEW_SPILLED, assembled.registers or FEW_SPILLED)  # a quarter of what these hold
     if asked_for and (assembled.spilled_bytes or 0) > few and not made.spared:
@@ -262,7 +266,6 @@ def compile_variant(
         stages.add("sass", lambda: disassemble(binary, target))
         if dump.wants("sass") and "sass" in stages:
             dump.stage("sass", lambda: stages["sass"])
-    kept = tried[-1][0] if tried else None
     image = _image(signature, key, func, final, assembled, kept)
     compiled = CompiledKernel(image, stages, None if target.kind == "cpu" else final)
     if key.simulated and made.func is final:
@@ -324,7 +327,9 @@ def _first_good(
         least = attempts.least
         if least is None or least.plan is None:
             raise
-        if isinstance(error, ResourceError) and only_ranked and least.faults[0] > FEW_SPILLED:
+        spills, warned = least.faults
+        faulty = spills > FEW_SPILLED or (warned and least.plan.joined != SINGLE)
+        if isinstance(error, ResourceError) and only_ranked and faulty:
             error.spilled = least.faults[0]
             raise
     attempts.kept = least
@@ -335,7 +340,7 @@ def _first_good(
 def _can_choose(signature: Signature, func: Func) -> bool:
     """Whether something but the author's own sizes makes a kernel as large as it is: a size left to
     tilec, a schedule that he asks for."""
-    return _leaves_sizes(signature) or any(func.body.every(ops.AnnotateSchedule))
+    return leaves_sizes(signature) or any(func.body.every(ops.AnnotateSchedule))
 
 
 def _spread(

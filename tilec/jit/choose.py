@@ -174,6 +174,7 @@ class Choices:
                 find_target(base.target),
                 {name: a.fine for name, a in open_.items() if a.fine},
                 packing.LOADING if base.packed else 0.0,
+                not (open_ or build.leaves_sizes(asked.signature)),
             )
 
         def extents(constants: Mapping[str, int]) -> Grid | None:
@@ -242,7 +243,10 @@ class Choices:
             key = replace(base, packed=packed)
             first = replace(made[0], only_ranked=False)
             return [self._usual(first, known, key, asked)]
-        return made if open_ else made[:1]
+        if open_:
+            return made
+        ways = [Chosen({}, p[0], p, found.text, packed, True) for p in found.ways]
+        return [*ways[:-1], replace(ways[-1], only_ranked=False)] if ways else made[:1]
 
     def _packed(
         self, found: Choice, base: SpecialisationKey, asked: Asked

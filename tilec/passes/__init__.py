@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tilec.ir.clusters import SINGLE
 from tilec.ir.core import Func, Op
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
@@ -49,6 +50,7 @@ from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.join_atomics import join_atomics
+from tilec.passes.join_blocks import join_blocks
 from tilec.passes.join_branches import join_branches, join_stores
 from tilec.passes.join_parts import join_parts
 from tilec.passes.linearize_offsets import linearize_offsets
@@ -101,6 +103,7 @@ OnStage = Callable[[str, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
+    (join_blocks, "TILE"),  # tiles are what the plan was chosen for from here on
     (private_locals, "TILE"),  # one in a loop may be a value
     (mem2reg, "TILE"),
     (join_branches, "TILE"),  # before `simplify`, which folds what it selects
@@ -209,7 +212,9 @@ def stage_names() -> tuple[str, ...]:
 
 def run_plan(func: Func, target: Target, plan: Plan, on_stage: OnStage | None = None) -> Func:
     """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
-    func = apply(NORMALISE, take_wanted(func)[0], target, on_stage)
+    func = take_wanted(func)[0]
+    func = func if plan.joined == SINGLE else func.with_attrs(joined=plan.joined)
+    func = apply(NORMALISE, func, target, on_stage)
     return apply((*DECIDE, *EXPAND), with_plan(func, plan), target, on_stage)
 
 

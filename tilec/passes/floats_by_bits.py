@@ -15,7 +15,8 @@ Exact as well is a whole number that is subtracted from it next (a zero point), 
 part of what is subtracted anyway. bfloat16 comes by way of float32, which has more of them.
 
 A machine with "slow_conversions" makes them where it makes special functions, and decodes weights
-of four and eight bits so. What is wider is an index or a sum, of which there are few."""
+of four and eight bits so: integers of so many bits, and wider ones that a mask or a shift has made
+as small, the fields of a word. Others are indices or sums, of which there are few."""
 
 from __future__ import annotations
 
@@ -44,16 +45,15 @@ _WHOLE = {FLOAT16: 1 << 11, BFLOAT16: 1 << 8, FLOAT32: 1 << 24}
 
 
 def floats_by_bits(func: Func, target: Target) -> Func:
-    if not target.has("slow_conversions") or not any(map(_is_small, func.body.every(ops.Cast))):
+    if not target.has("slow_conversions") or not any(map(_makes_float, func.body.every(ops.Cast))):
         return func
     found = _Found(func)
     return sweep(func.rewrite(Op, found.visit))
 
 
-def _is_small(o: ops.Cast) -> bool:
+def _makes_float(o: ops.Cast) -> bool:
     t = o.operand.type
-    plain = isinstance(t, ScalarType) and t.dtype.kind in ("int", "uint")
-    return plain and o.operand.dtype.bits <= MOST_BITS and o.dtype in _FORMS
+    return isinstance(t, ScalarType) and t.dtype.kind in ("int", "uint") and o.dtype in _FORMS
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,20 @@ class _Found:
 
     def visit(self, o: Op) -> None | list[Op]:
         match o:
-            case ops.Cast() if _is_small(o):
+            case ops.Cast() if self._is_small(o):
                 return self._by_bits(o)
             case ops.Binary(kind="add" | "sub") if o.lhs in self.biased and o.rhs in self.numbers:
                 return self._shifted(o)
         return None
+
+    def _is_small(self, o: ops.Cast) -> bool:
+        if not _makes_float(o) or o.operand.dtype.bits <= MOST_BITS:
+            return _makes_float(o)
+        low, high = self.facts.range(o.operand)
+        if low is None or high is None or high - min(low, 0) >= 1 << MOST_BITS:
+            return False
+        made = [self.facts.made_by(v) for v in self.facts.form(o.operand).terms]
+        return all(isinstance(x, ops.Binary) and x.kind in ("and", "shr") for x in made)
 
     def _by_bits(self, o: ops.Cast) -> None | list[Op]:
         form, bits, fraction, power = _FORMS[o.dtype]
@@ -111,7 +120,7 @@ class _Found:
     def _pairs(self, block: Block) -> None:
         below: dict[object, tuple[ops.Cast, _Part]] = {}
         for o in block.ops:
-            if not isinstance(o, ops.Cast) or not _is_small(o) or o.dtype != FLOAT16:
+            if not isinstance(o, ops.Cast) or o.dtype != FLOAT16 or not self._is_small(o):
                 continue
             part = self._part(o.operand)
             if part is None:
@@ -119,8 +128,9 @@ class _Found:
             alike = replace(part, by=part.whole)
             if alike in below:
                 first, other = below.pop(alike)
-                up = (self.facts.form(part.by) - self.facts.form(other.by)).constant
-                if up is not None and 0 < up < HALF and part.mask < 1 << min(HALF - up, up):
+                up = (self.facts.form(part.by) - self.facts.form(other.by)).constant or 0
+                up = up if 0 < up <= HALF else 0
+                if part.mask < 1 << min(HALF - up or HALF, up):
                     self.beside[first] = o, other, up
             else:
                 below[alike] = o, part
@@ -154,9 +164,10 @@ class _Found:
         other, part, up = self.beside[o]
         b = Builder(o.loc)
         moved = b.cast(b.binary("shr", part.whole, part.by), UINT32)
-        both = b.binary("or", moved, b.binary("shl", moved, HALF - up))
+        if up < HALF:
+            moved = b.binary("or", moved, b.binary("shl", moved, HALF - up))
         twice = 1 | 1 << HALF
-        word = b.value(ops.AndOr, both, part.mask * twice, 0x6400 * twice)
+        word = b.value(ops.AndOr, moved, part.mask * twice, 0x6400 * twice)
         if part.flipped:
             word = b.binary("xor", word, part.flipped * twice)
         halves = b.value(ops.Bitcast, word, FLOAT16)

@@ -6,12 +6,15 @@ block mask, a page table, the indices of a gather. Or a kernel without products 
 blocks read, the weights of a norm, to shared memory, and one loop reads each element there once.
 Or a fragment that registers cannot be indexed as (`demote_fragments`) is a copy of a shared tile,
 or an operand of a product is.
-After: such elements are loaded from the tensor itself: the copy of a loop with stages may run ahead
-(`plan_pipeline`), by whichever warps; and the weights come from the first level of the cache, where
-other blocks have left them, without a barrier. Only of tensors that the kernel writes nowhere,
-where no two tensors may overlap; or from the shared tile, as long as it is what was copied. A
-buffer that nobody reads any longer is gone. A copy of what its buffer holds already, as another
-copy in front of it has left it, is left out: the first one may run ahead."""
+Threads may have computed such an element, too: a number of a table, divided, or another where there
+is none.
+After: such elements are loaded from the tensor itself, or computed where they are asked for: the
+copy of a loop with stages may run ahead (`plan_pipeline`), by whichever warps; and the weights come
+from the first level of the cache, where other blocks have left them, without a barrier. Only of
+tensors that the kernel writes nowhere, where no two tensors may overlap; or from the shared tile,
+as long as it is what was copied. A buffer that nobody reads any longer is gone. A copy of what its
+buffer holds already, as another copy in front of it has left it, is left out: the first one may run
+ahead."""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from typing import TypeGuard
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Value, upstream, walk
-from tilec.ir.effects import buffers_written, changing_tensors, effects_in
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, upstream, walk
+from tilec.ir.effects import buffers_written, changing_tensors, effects_in, is_clonable
 from tilec.ir.element_loops import element_indices
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
@@ -33,11 +36,13 @@ from tilec.passes.utils.dependence import LiveRange, live_ranges
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
+MOST_AGAIN = 16  # operations that are done for each element that is gathered
+
 
 def forward_copies(func: Func, target: Target) -> Func:
     if func.attrs.get("may_alias"):
         return func
-    func = read_in_place(_without_repeated(func))
+    func = _computed_again(read_in_place(_without_repeated(func)))
     made = func.body.defs
     behind = upstream(_asked(func.body), made)
     loads = {o for o in behind if isinstance(o, ops.Load) and o.source.space != "global"}
@@ -77,6 +82,46 @@ def forward_copies(func: Func, target: Target) -> Func:
         return [*others, replace(last, results=o.results)]
 
     return sweep(func.rewrite(ops.Load, visit))
+
+
+def _computed_again(func: Func) -> Func:
+    """`func` where what must be known ahead of time is no element that one loop has computed from
+    tensors alone: it is computed where it is asked for."""
+    asked = upstream(_asked(func.body), func.body.defs)
+    loads = {o for o in asked if isinstance(o, ops.Load) and o.source.space != "global"}
+    found: dict[Value, tuple[ops.Parallel, ops.Store]] = {}
+    written, users = changing_tensors(func), func.body.users
+    for block in (func.body, *(r for o in walk(func.body) for r in o.regions)) if loads else ():
+        for i, o in enumerate(block.ops):
+            if isinstance(o, ops.Parallel) and (store := _computes(o, written)) is not None:
+                others = {*users[store.dest]} - {store}
+                later = {x for y in block.ops[i + 1 :] for x in walk(y)}
+                effects = [e for x in others for e in x.effects()]
+                if others <= later and store.dest not in buffers_written(effects):
+                    found |= {x.result: (o, store) for x in others & loads}
+    subst: Substitution = {}
+
+    def visit(o: ops.Load) -> None | list[Op]:
+        if o.result not in found:
+            return None
+        loop, store = found[o.result]
+        own = dict(zip(loop.body.args, o.indices))
+        made = [x.clone(own) for x in loop.body.statements if x is not store]
+        subst[o.result] = own.get(store.value, store.value)
+        return made
+
+    return sweep(func.rewrite(ops.Load, visit, subst)) if found else func
+
+
+def _computes(loop: ops.Parallel, written: set[Value]) -> ops.Store | None:
+    """The store of a loop that fills a buffer by it and does nothing else that could not be done
+    again."""
+    others = [o for o in loop.body.statements if not is_clonable(o, written)]
+    store = others[0] if len(others) == 1 else None
+    if not isinstance(store, ops.Store) or len(loop.body.ops) > MOST_AGAIN:
+        return None
+    whole = store.indices == loop.body.args and store.dest.buffer.shape == loop.extents
+    return store if whole and store.dest.space in ("shared", "fragment") else None
 
 
 def read_in_place(func: Func, fragments: AbstractSet[Value] = frozenset()) -> Func:
@@ -168,8 +213,11 @@ def _asked(
             inside = [*walk(o.body)]
             stores = [x for x in inside if isinstance(x, ops.Store)]
             if stores and all(x.dest.space == "shared" for x in stores):
-                loads = (x for x in inside if isinstance(x, ops.Load))
-                yield from (v for x in loads if x.source.space == "global" for v in x.indices)
+                loads = [x for x in inside if isinstance(x, ops.Load)]
+                there = {x.result: x for x in loads if x.source.space == "global"}
+                yield from (v for x in there.values() for v in x.indices)
+                chosen = (x for x in inside if isinstance(x, ops.Select))
+                yield from (x.cond for x in chosen if {x.on_true, x.on_false} & there.keys())
                 yield from conditions
         else:
             within = staged or (isinstance(o, ops.For) and has_stages(o))

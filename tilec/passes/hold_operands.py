@@ -29,7 +29,7 @@ from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Value, upstream, walk
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, is_by_hand
+from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, Reduce, is_by_hand
 from tilec.ir.types import BufferType
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
@@ -90,7 +90,8 @@ class _Found:
     def _may_hold(self, o: Op, v: Value) -> bool:
         """Whether the widest instruction takes `v` from registers where `o` is a product of one
         group of warps. As its second operand only where no other product adds to the sum, which
-        lies as that of swapped operands does."""
+        lies as that of swapped operands does, and none of its rows, which are spread over all warps
+        then, is reduced."""
         if not isinstance(o, Gemm):
             return True
         held, other = (o.a, o.b) if o.a.buffer is v else (o.b, o.a)
@@ -99,8 +100,9 @@ class _Found:
         stays = other.type.space == "shared" and other.buffer not in self.made
         if not stays or o.metadata is not None or o.policy == "full_col":
             return False
-        summed = sum(isinstance(x, Gemm) and x.c is o.c for x in self.users[o.c])
-        if held is o.b and summed > 1:
+        of_sum = self.users[o.c]
+        by_rows = any(isinstance(x, Reduce) and x.dim for x in of_sum)
+        if held is o.b and (by_rows or sum(isinstance(x, Gemm) and x.c is o.c for x in of_sum) > 1):
             return False
         m, n, k = o.shape
         rows, columns = (m, n) if held is o.a else (n, m)

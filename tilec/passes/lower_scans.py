@@ -8,13 +8,15 @@ values. What pieces make is a row, too, with a scan of its own:
                    ->    scan totals, totals
                          parallel (rows, pieces)   y[…] = running values from totals[row, piece - 1]
 
-The elements of a piece are an odd number, so that threads find theirs in other banks. A thread
-reads an element before it writes that place, so `y` may be `x`. Fragments are copied to shared
-memory and back, but on a target whose blocks are one thread. Of rows that are cut into segments a
-piece says, too, whether one begins in it: what is before that does not count."""
+The elements of a piece are an odd number, so that threads find theirs in other banks; a thread asks
+for all of them before it adds up the first two, and before it writes one, so `y` may be `x`.
+Fragments are copied to shared memory and back, but on a target whose blocks are one thread. Of rows
+that are cut into segments a piece says, too, whether one begins in it: what is before that does not
+count."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,7 +28,8 @@ from tilec.ir.types import BOOL, BufferType
 from tilec.passes.utils.building import beside
 from tilec.target import Target
 
-SHORT = 16  # a row of so many elements is not cut
+SHORT = 16  # a row of so many elements is not cut,
+MORE = 32  # or of so many, where threads find theirs in other banks as they are
 PIECE = 17  # elements
 
 
@@ -70,7 +73,9 @@ class _Rows:
         self.dest = dest
         self.begins = begins
         self.count = o.source.extents[o.dim]
-        self.pieces = 1 if self.count <= SHORT else -(-self.count // PIECE)
+        apart = self.count % 2 or math.prod(o.source.extents) == self.count
+        short = self.count <= (MORE if apart else SHORT)
+        self.pieces = 1 if short else -(-self.count // PIECE)
 
     def loops(self) -> None:
         o, dim = self.o, self.o.dim
@@ -98,53 +103,55 @@ class _Rows:
 
     def _total(self, b: Builder, at: Sequence[Value], totals: Value) -> None:
         """What the elements of a piece make together."""
-        begin, end = self._bounds(b, at[self.o.dim])
-
-        def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            return self._combined(inner, at, k, so_far, self._element(inner, at, k))
-
-        first = self._element(b, at, begin)
-        after = b.binary("add", begin, 1)
-        b.emit(Store, totals, tuple(at), b.carried(after, end, first, step))
+        places = self._places(b, at[self.o.dim])
+        values = [self._element(b, at, k) for k, _ in places]
+        so_far = values[0]
+        for (k, inside), value in zip(places[1:], values[1:]):
+            so_far = self._or(b, inside, self._combined(b, at, k, so_far, value), so_far)
+        b.emit(Store, totals, tuple(at), so_far)
 
     def _total_begins(self, b: Builder, at: Sequence[Value], cut: Value) -> None:
-        """Whether a segment begins in a piece."""
-        begin, end = self._bounds(b, at[self.o.dim])
-
-        def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            return inner.binary("or", so_far, self._begins(inner, at, k))
-
-        b.emit(Store, cut, tuple(at), b.carried(begin, end, b.const(False, BOOL), step))
+        """Whether a segment begins in a piece: an element behind the last is the last again."""
+        begins = [self._begins(b, at, k) for k, _ in self._places(b, at[self.o.dim])]
+        b.emit(Store, cut, tuple(at), b.any_of(*begins))
 
     def _run(self, b: Builder, at: Sequence[Value], totals: Value | None) -> None:
         """The running values of a piece."""
         dim = self.o.dim
-        begin, end = b.const(0), b.const(self.count)
-        if totals is not None:
-            begin, end = self._bounds(b, at[dim])
-        first = self._element(b, at, begin)
+        places = self._places(b, b.const(0) if totals is None else at[dim])
+        values = [self._element(b, at, k) for k, _ in places]
+        so_far = values[0]
         if totals is not None:
             zero = b.const(0)
             before = b.binary("max", b.binary("sub", at[dim], 1), zero)
             earlier = b.value(Load, totals, (*at[:dim], before, *at[dim + 1 :]))
             is_first = b.compare("eq", at[dim], zero)
-            combined = self._combined(b, at, begin, earlier, first)
-            first = b.select(is_first, first, combined)
-        self._store(b, at, begin, first)
+            combined = self._combined(b, at, places[0][0], earlier, so_far)
+            so_far = b.select(is_first, so_far, combined)
+        found = [so_far]
+        for (k, _), value in zip(places[1:], values[1:]):
+            found.append(self._combined(b, at, k, found[-1], value))
+        for (k, inside), value in zip(places, found):
+            with b.when(inside) as inner:
+                self._store(inner, at, k, value)
 
-        def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            value = self._combined(inner, at, k, so_far, self._element(inner, at, k))
-            self._store(inner, at, k, value)
-            return value
+    def _places(self, b: Builder, piece: Value) -> list[tuple[Value, Value | None]]:
+        """The numbers of a piece's elements, which are asked for together, and whether the row has
+        so many, where it may not; if not, the number is the last one's. No piece is empty."""
+        size = self.count if self.pieces == 1 else PIECE
+        begin, last = b.binary("mul", piece, size), b.const(self.count - 1)
+        found: list[tuple[Value, Value | None]] = [(begin, None)]
+        for n in range(1, size):
+            k = b.binary("add", begin, n)
+            if self.count % size:
+                found.append((b.binary("min", k, last), b.compare("le", k, last)))
+            else:
+                found.append((k, None))
+        return found
 
-        after = b.binary("add", begin, 1)
-        b.carried(after, end, first, step)
-
-    def _bounds(self, b: Builder, piece: Value) -> tuple[Value, Value]:
-        """The first element of a piece, and the one behind its last: no piece is empty."""
-        begin = b.binary("mul", piece, PIECE)
-        end = b.binary("add", begin, PIECE)
-        return begin, b.binary("min", end, self.count)
+    def _or(self, b: Builder, cond: Value | None, x: Value, y: Value) -> Value:
+        """`x` where `cond` holds (None: it does), else `y`."""
+        return x if cond is None else b.select(cond, x, y)
 
     def _combined(self, b: Builder, at: Sequence[Value], k: Value, x: Value, y: Value) -> Value:
         """What is before the row's element number `k` and what begins there, `y`."""

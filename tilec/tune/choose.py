@@ -10,13 +10,15 @@ import bisect
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.ir.clusters import SINGLE, Dims
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
-from tilec.ir.schedule import Plan
+from tilec.ir.schedule import Plan, name_of
 from tilec.passes.expand_sparse import expand_sparse
+from tilec.passes.join_blocks import join_blocks, ways_to_join
 from tilec.passes.join_branches import as_taken
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.pad_tiles import pad_tiles
@@ -44,6 +46,7 @@ FOUND = 1.6  # times faster than the tiles where it began: the most that a searc
 REACH = 2  # so many values away from a fine tile
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
+JOINED = 0.97  # if joined blocks take so much of the time by prediction, they are
 TILES = 4  # that are tried, if the assembler finds fault with the best ones,
 LESS = 7 / 8  # of the last one's fragments, behind the second
 
@@ -68,6 +71,16 @@ class Choice:
             r for r in near if r.estimate and (r is near[0] or r.estimate.seconds <= ALIKE * below)
         )
         return tuple(r.plan for r in fast if r.plan is not None)
+
+    @property
+    def ways(self) -> list[tuple[Plan, ...]]:
+        """Where nothing was left open, the `plans` for each way to make several of the author's
+        blocks one, best first, as far as they are better than his own, which are last."""
+        found: dict[Dims, list[Ranked]] = {}
+        for r in self.ranked:
+            if r.plan is not None and (SINGLE not in found or r.plan.joined == SINGLE):
+                found.setdefault(r.plan.joined, []).append(r)
+        return [replace(self, ranked=tuple(own)).plans({}) for own in found.values()]
 
     def has_alike(self, constants: Mapping[str, int]) -> bool:
         """Whether the next of `tiles` is predicted to be as fast."""
@@ -102,7 +115,8 @@ class Chooser:
     """Chooses for one kernel, one target and one set of facts about its arguments. `trace` gives
     the kernel's TILE form for values of the open arguments, whose possible values are `open`; those
     in `fine` may also have multiples of a number, where there are few tiles. Of configurations that
-    take about as long, those win that load less: so much of the time of loads is added."""
+    take about as long, those win that load less: so much of the time of loads is added. `joins`:
+    the author's tiles, which are all fixed, may be made larger."""
 
     def __init__(
         self,
@@ -111,10 +125,13 @@ class Chooser:
         target: Target,
         fine: Mapping[str, int] | None = None,
         loading: float = 0.0,
+        joins: bool = False,
     ) -> None:
         self._trace, self._open, self._target = trace, dict(open), target
         self._fine, self._loading = fine or {}, loading
         self._candidates: dict[Tile, Candidate | CompileError] = {}
+        # To make several blocks one; None until it is asked for.
+        self._ways: dict[Dims, Candidate] | None = None if joins else {}
 
     def choose(
         self,
@@ -194,6 +211,8 @@ class Chooser:
         while ranked and len(fits) < min(most, KEPT):
             r = ranked.popleft()
             candidate = self._candidate(tuple(r.constants[name] for name in self._open))
+            if r.plan is not None and r.plan.joined != SINGLE and self._ways is not None:
+                candidate = self._ways[r.plan.joined]
             assert isinstance(candidate, Candidate)
             r = candidate.as_compiled(r)
             (refused if r.estimate is None else fits).append(r)
@@ -304,7 +323,23 @@ class Chooser:
         candidate = self._candidate(at)
         if isinstance(candidate, CompileError):
             return []
-        return candidate.ranked(values, grid(candidate.constants)) or []
+        own = candidate.ranked(values, grid(candidate.constants)) or []
+        return [*self._joined(own, values), *own]
+
+    def _joined(self, own: Sequence[Ranked], values: Values) -> Iterator[Ranked]:
+        """What larger tiles than the author's take, where they are worth it."""
+        least = min((r.estimate.seconds for r in own if r.estimate), default=0.0)
+        if self._ways is None:
+            func = self._trace({})
+            self._ways = {
+                way: self._prepared(join_blocks(func.with_attrs(joined=way), self._target), {})
+                for way in ways_to_join(func, self._target)
+            }
+        for way, larger in self._ways.items():
+            for r in larger.ranked(values) or ():
+                if r.plan and r.estimate and r.estimate.seconds <= JOINED * least:
+                    plan = replace(r.plan, joined=way)
+                    yield replace(r, plan=replace(plan, name=name_of(plan)))
 
     def _is_too_large(self, at: Tile) -> bool:
         """Whether a smaller tile has been found to have no room, for all that it is smaller in: a
@@ -337,17 +372,18 @@ class Chooser:
         if found is None:
             constants = dict(zip(self._open, at))
             try:
-                # What stands in variables may say where copies come from.
-                func = mem2reg(self._trace(constants), self._target)
-                func = recognise_idioms(func, self._target)
-                func = split_tiles(func, self._target)
-                func = pad_tiles(func, self._target)
-                func = as_taken(expand_sparse(func, self._target), self._target)
-                found = Candidate(func, self._target, constants)
+                found = self._prepared(self._trace(constants), constants)
             except CompileError as error:
                 found = error.with_traceback(None)  # which holds all that had been made
             self._candidates[at] = found
         return found
+
+    def _prepared(self, func: Func, constants: Mapping[str, int]) -> Candidate:
+        # What stands in variables may say where copies come from.
+        func = recognise_idioms(mem2reg(func, self._target), self._target)
+        func = pad_tiles(split_tiles(func, self._target), self._target)
+        func = as_taken(expand_sparse(func, self._target), self._target)
+        return Candidate(func, self._target, constants)
 
     def _seen(self, found: Mapping[Tile, object]) -> list[Candidate]:
         made = (self._candidates.get(at) for at in found)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tilec import passes
+from tilec.ir.clusters import SINGLE
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.ops import For
@@ -37,14 +38,17 @@ def first_fit(
     """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
     for GPUs.
 
-    `ranked` are plans to try before the safe ones, or alone, best first. `on_stage(name, func)` is
-    called after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was
-    tried (None: it was kept), `accept(plan, func, verify)` for each whose resources fit, where
-    `verify` begins to verify it, if there is something to wait for, and `refuse(plan, func)` for
-    each before that, to raise ResourceError for what needs no attempt. Raises
-    CompileError and its kinds; the first plan is taken for which `accept` raises no ResourceError.
+    `ranked` are plans to try before the safe ones, or alone, best first, which join the same
+    blocks. `on_stage(name, func)` is called after every pass of the plan that was kept,
+    `on_plan(plan, error)` for each plan that was tried (None: it was kept), `accept(plan, func,
+    verify)` for each whose resources fit, where `verify` begins to verify it, if there is something
+    to wait for, and `refuse(plan, func)` for each before that, to raise ResourceError for what
+    needs no attempt. Raises CompileError and its kinds; the first plan is taken for which `accept`
+    raises no ResourceError.
     """
     func, wanted = take_wanted(func)
+    joined = ranked[0].joined if ranked else SINGLE
+    func = func if joined == SINGLE else func.with_attrs(joined=joined)
     func = passes.apply(passes.NORMALISE, func, target, on_stage)
     if target.kind == "cpu":
         sync = passes.THREADS if asks_for_threads(func) else ()
@@ -69,7 +73,8 @@ def first_fit(
         check_kept(func, done, wanted)
         return done
 
-    pending = ranked if only_ranked else (*ranked, *plans(func, target, wanted))
+    safe = () if only_ranked else plans(func, target, wanted)
+    pending = (*ranked, *(replace(plan, joined=joined) for plan in safe))
     asked = any(asks_to_overlap(o) for o in func.body.every(For))
     beside = [plan for plan in pending if plan.overlap and asked]  # the author's stages hold
     try:

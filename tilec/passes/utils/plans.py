@@ -72,7 +72,7 @@ def with_plan(func: Func, plan: Plan) -> Func:
     """`func` with the plan's choices as attributes and as the stages of its open loops."""
     chosen = asdict(plan)
     chosen["plan"] = chosen.pop("name")
-    threads = chosen.pop("threads")
+    threads, _ = chosen.pop("threads"), chosen.pop("joined")  # (`join_blocks` has run)
     if threads is not None:
         chosen["threads"] = threads
     if (residents := chosen.pop("residents")) > 1:
