@@ -23,6 +23,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType
 from tilec.passes.utils.accesses import fragment_accesses
+from tilec.target import Target
 
 _EXACT = {  # dtypes of operands whose products are, or are rounded, the sum's
     FLOAT32: {"float16", "bfloat16", "float32"},
@@ -39,9 +40,11 @@ class _Factor(NamedTuple):
     indices: tuple[Value, ...]
 
 
-def find_products(func: Func) -> Func:
+def find_products(func: Func, target: Target) -> Func:
     loops = [o for o in func.body.every(ops.For) if o.kind in ("serial", "unroll")]
-    if not loops or not func.body.has(ops.Parallel) or ops.is_by_hand(func.body):
+    if target.kind == "cpu" or not loops or not func.body.has(ops.Parallel):
+        return func
+    if ops.is_by_hand(func.body):
         return func
     facts, users = facts_of(func), func.body.users
     everywhere = {*_together(func.body)}

@@ -29,12 +29,15 @@ from tilec.passes.forward_copies import read_in_place
 from tilec.passes.utils.building import copy_whole, with_types
 from tilec.passes.utils.identities import holds
 from tilec.passes.utils.operand_factors import Factors, scaled_sum
+from tilec.target import Target
 
 # Of which tensor cores multiply two, the first that does for both.
 NARROW = {FLOAT32: (FLOAT16, BFLOAT16), INT32: (INT8,)}
 
 
-def narrow_operands(func: Func) -> Func:
+def narrow_operands(func: Func, target: Target) -> Func:
+    if target.kind == "cpu":
+        return func
     found = _Found(func)
     if not found.dtypes:
         return func

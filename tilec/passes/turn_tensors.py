@@ -25,12 +25,15 @@ from tilec.ir.core import Func, Op, Region, Value, with_boxes
 from tilec.ir.element_loops import ELEMENTWISE, boxes, in_turn, is_private, loop_of
 from tilec.ir.types import BufferType, rows_along
 from tilec.ir.uniformity import uniformity_of
+from tilec.target import Target
 
 Order = tuple[int, ...]  # of what a buffer's dimensions were before, which of them is where now
 Orders = Mapping[Value, Order]
 
 
-def turn_tensors(func: Func) -> Func:
+def turn_tensors(func: Func, target: Target) -> Func:
+    if target.kind == "cpu":
+        return func
     tensors = {p.value: order for p in func.params if (order := _along_rows(p.value.type))}
     orders = _agreed(func, tensors) if tensors else {}
     if not orders:
