@@ -93,6 +93,46 @@ def test_what_is_none(how: str) -> None:
     assert "gemm" not in traced(how=how)["tile"]
 
 
+def handed_on(how: str) -> Any:
+    """A Bᵀ, whose tile is added to C, or summed along its rows, where it lies."""
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((M, 32), "float16"), B: T.Tensor((N, 32), "float16"), C: T.Tensor):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            T.copy(A[by * 64, 0], a)
+            T.copy(B[bx * 64, 0], b)
+            for kk in T.serial(32):
+                for i, j in T.Parallel(64, 64):
+                    acc[i, j] += T.cast(a[i, kk], "float32") * T.cast(b[j, kk], "float32")
+            if how == "added":
+                T.atomic_add(C[by * 64, bx * 64], acc)
+            else:
+                T.cumsum(acc, dim=1)
+                T.copy(acc, C[by * 64, bx * 64])
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("how", ["added", "summed"])
+def test_whatever_takes_the_tile(how: str, target: str, rng: np.random.Generator) -> None:
+    """All tile ops take a product's result: they say that they access boxes of it."""
+    for m, n in ((64, 64), (70, 60), (1, 1)):
+        a, b = (rng.integers(-3, 4, (e, 32)).astype("float16") for e in (m, n))
+        c = np.ones((m, n), "float32")
+        run(handed_on(how), target, a, b, c)
+        want = a.astype(float) @ b.astype(float).T
+        want = 1 + want if how == "added" else np.cumsum(want, 1)
+        np.testing.assert_array_equal(c, want)
+    if target != "cpu":
+        specs = [tilec.spec((e, 32), "float16") for e in (70, 60)]
+        made = handed_on(how).compile(*specs, tilec.spec((70, 60), "float32"), target=target)
+        assert "gemm" in made.stages["tile"]
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", ["", "turned", "part", "rounded", "other"])

@@ -382,6 +382,52 @@ def test_refused_programs(how: str, why: str) -> None:
     assert line.startswith(WISH)
 
 
+@tilec.kernel
+def branches(
+    A: T.Tensor((M, 128), "float16"),
+    B: T.Tensor((N, 128), "float16"),
+    C: T.Tensor((M, 128), "float32"),
+):
+    """A chain of products; what it adds up is halved, and more is added, on conditions."""
+    with T.Kernel(T.ceildiv(M, 64)) as bx:
+        T.annotate_schedule(roles=True)
+        x, b = T.alloc_shared((64, 128), "float16"), T.alloc_shared((64, 128), "float16")
+        s, p = T.alloc_fragment((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
+        y = T.alloc_fragment((64, 128), "float32")
+        T.clear(y)
+        T.copy(A[bx * 64, 0], x)
+        for n in T.Pipelined(T.ceildiv(N, 64), num_stages=2):
+            T.copy(B[n * 64, 0], b)
+            T.gemm(x, b, s, transpose_B=True, clear_accum=True)
+            T.copy(s, p)
+            if n > 0:
+                for i, j in T.Parallel(64, 128):
+                    y[i, j] *= 0.5
+            T.gemm(p, b, y)
+        if bx % 2 == 0:
+            for i, j in T.Parallel(64, 128):
+                y[i, j] += j
+        else:
+            for i, j in T.Parallel(64, 128):
+                y[i, j] -= i
+        T.copy(y, C[bx * 64, 0])
+
+
+@pytest.mark.parametrize(("m", "n"), [(100, 150), (64, 64), (1, 1)])
+def test_branches_of_what_columns_are_shared_out(m: int, n: int, rng: np.random.Generator) -> None:
+    """Each group takes the branches for its own columns."""
+    a, b = (rng.integers(-2, 3, (e, 128)).astype(np.float16) for e in (m, n))
+    c, want = np.zeros((m, 128), np.float32), np.zeros((m, 128))
+    report = tilec.simulate(branches, a, b, c, target=HOPPER)
+    assert report.ok, report
+    for k in range(0, n, 64):
+        tile = b[k : k + 64].astype(float)
+        want = want / 2 + (a.astype(float) @ tile.T).astype(np.float16) @ tile
+    rows = np.arange(m)[:, None]
+    want += np.where(rows // 64 % 2 == 0, np.arange(128), -(rows % 64))
+    np.testing.assert_array_equal(c, want)
+
+
 # --- mutants ---
 
 ORDER = (MbarrierWait, MbarrierArrive, MbarrierExpectTx, ProxyFence, WgmmaWait)

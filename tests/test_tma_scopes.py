@@ -213,6 +213,28 @@ def test_errors(keywords: dict[str, Any], message: str) -> None:
         kernel.compile(tilec.spec((64, 32), "float32"), target=TARGET)
 
 
+@pytest.mark.parametrize(("how", "extents"), [("rows", "4x64"), ("columns", "64x8")])
+def test_parts_that_no_box_fills(how: str, extents: str) -> None:
+    """Where its places are computed, a part begins at multiples of its extents."""
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            tile, bar = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(128)
+            for n in T.serial(2):
+                if how == "rows":
+                    T.tma_copy(A[0, 0], tile[n * 4 + 1 : n * 4 + 5, :], barrier=bar)
+                else:
+                    T.tma_copy(A[0, 0], tile[0:64, n * 8 + 4 : n * 8 + 12], barrier=bar)
+                T.barrier_arrive(bar)
+                T.barrier_wait(bar, n)
+            T.copy(tile, B)
+
+    with pytest.raises(CompileError, match=f"TMA cannot fill this {extents} part of tile") as found:
+        kernel.compile(*[tilec.spec((64, 64), "float16")] * 2, target=TARGET)
+    assert "T.tma_copy(" in str(found.value)
+
+
 @tilec.kernel
 def stages(A: T.Tensor((M, 128), "float16"), B: T.Tensor((M, 128), "float16")):
     """Halves change places, each in a stage of one buffer."""

@@ -112,6 +112,34 @@ def test_loops_that_warps_leave_by_themselves(target: str, rng: np.random.Genera
     np.testing.assert_array_equal(b, looped(a, trips, lanes))
 
 
+@tilec.kernel
+def sums(A: T.Tensor((M, N), "int32"), B: T.Tensor((M,), "int32")):
+    """All warps walk over rows alike, and over those of their own alike, where they have one."""
+    with T.Kernel(1, threads=256):
+        warp, lane = T.get_warp_idx(), T.get_lane_idx()
+        for first in T.serial(0, M, 4):
+            row = first + warp
+            if warp < 4 and row < M:
+                total = T.alloc_var("int32", 0)
+                for k in T.serial(T.ceildiv(N, 32)):
+                    x = T.alloc_var("int32", 0)
+                    if lane < 32 and k * 32 + lane < N:
+                        x = A[row, k * 32 + lane]
+                    total += T.warp_reduce_sum(x)
+                if lane == 0:
+                    B[row] = total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(7, 70), (4, 32), (1, 1), (5, 0)])
+def test_loops_that_all_warps_do_alike(
+    shape: tuple[int, int], target: str, rng: np.random.Generator
+) -> None:
+    a, b = rng.integers(-9, 9, shape).astype(np.int32), np.full(shape[0], 7, np.int32)
+    run(sums, target, a, b)
+    np.testing.assert_array_equal(b, a.sum(1))
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(torch: Any, rng: np.random.Generator) -> None:
     given, want = sparse(rng, 500)
@@ -146,6 +174,10 @@ def test_exchanges_on_the_cpu_are_under_no_condition(rng: np.random.Generator) -
     masked = mask_warps(func, find_target("cpu"))
     assert together(masked.body, If) == together(masked.body, For) == 0
     assert sum(isinstance(o, While) for o in walk(masked.body)) == 3
+    func = tile_func(sums.function, {"A": np.zeros((7, 70), np.int32), "B": trips})
+    masked = mask_warps(func, find_target("cpu"))
+    assert together(func.body, If) == 5 and together(masked.body, If) == 0
+    assert sum(isinstance(o, For) for o in walk(masked.body)) == 1  # which all warps do alike
 
 
 CONDITIONS = {

@@ -92,6 +92,17 @@ def is_clonable(o: Op, written: Container[Value]) -> bool:
     )
 
 
+def only_act(block: Block) -> Op | None:
+    """The one op of `block` that does more than compute, read and tell the compiler something: a
+    loop or a branch counts, whatever is in it. None where there are several, or none."""
+    acts = [o for o in block.ops if not o.pure and (o.region_fields or not _is_told(o))]
+    return acts[0] if len(acts) == 1 else None
+
+
+def _is_told(o: Op) -> bool:
+    return all(e.kind in ("read", "describe") for e in o.effects())
+
+
 def acting(block: Block) -> list[Op]:
     """The ops of `block` that act, in order: what a reader of the source calls its statements.
     Allocations, reads and stores to variables (`local`) do not count, nor do loops and branches

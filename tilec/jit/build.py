@@ -34,17 +34,8 @@ from tilec.jit.performance import Watch
 from tilec.jit.plan_text import Tried, plan_text
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
-from tilec.passes.find_products import find_products
 from tilec.passes.join_blocks import join_blocks
-from tilec.passes.join_iterations import join_iterations
-from tilec.passes.narrow_operands import narrow_operands
-from tilec.passes.plain_products import plain_products
-from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
-from tilec.passes.split_at_grid_sync import split_at_grid_sync
-from tilec.passes.split_operands import split_operands
-from tilec.passes.turn_tensors import turn_tensors
-from tilec.passes.unswitch_loops import unswitch_loops
 from tilec.runtime.devices import blocks_at_once
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
@@ -105,12 +96,11 @@ def trace_variant(signature: Signature, key: SpecialisationKey, kept: Kept | Non
         if key.may_alias:
             func = func.with_attrs(may_alias=True, passed_twice=True)
         with told_as_internal("preparing this kernel", signature.loc):
-            func = unswitch_loops(plain_products(resolve_views(func)))
-            func = kept.funcs[about] = split_at_grid_sync(func)
-    if target.kind != "cpu":
-        func = narrow_operands(turn_tensors(find_products(func)))
-    if target.kind == "cuda" and target.has("mma"):
-        func = split_operands(func, target)
+            for each in passes.TRACED:
+                func = each(func)
+        kept.funcs[about] = func
+    for one in passes.OPERANDS:
+        func = one(func, target)
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):
@@ -123,7 +113,9 @@ def trace_variant(signature: Signature, key: SpecialisationKey, kept: Kept | Non
         return func  # which are chosen for what lines of memory take, and for these threads
     if more := _more_threads(func, target):
         func = func.with_attrs(more_threads=more)
-    return join_iterations(func, target)
+    for one in passes.SIZED:
+        func = one(func, target)
+    return func
 
 
 def leaves_sizes(signature: Signature) -> bool:

@@ -38,6 +38,7 @@ from tilec.passes.expand_grid_sync import expand_grid_sync
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.expand_sparse import expand_sparse
+from tilec.passes.find_products import find_products
 from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.floats_by_bits import floats_by_bits
 from tilec.passes.fold_clears import fold_clears
@@ -52,6 +53,7 @@ from tilec.passes.insert_sync import insert_sync
 from tilec.passes.join_atomics import join_atomics
 from tilec.passes.join_blocks import join_blocks
 from tilec.passes.join_branches import join_branches, join_stores
+from tilec.passes.join_iterations import join_iterations
 from tilec.passes.join_parts import join_parts
 from tilec.passes.linearize_offsets import linearize_offsets
 from tilec.passes.lower_barriers import lower_barriers
@@ -67,8 +69,10 @@ from tilec.passes.lower_threads import lower_threads
 from tilec.passes.lower_tiles import lower_tiles
 from tilec.passes.mask_warps import mask_warps
 from tilec.passes.mem2reg import mem2reg
+from tilec.passes.narrow_operands import narrow_operands
 from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.pair_halves import pair_halves
+from tilec.passes.plain_products import plain_products
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
 from tilec.passes.private_locals import private_locals
@@ -76,6 +80,7 @@ from tilec.passes.read_ahead import read_ahead
 from tilec.passes.recognise_gathers import recognise_gathers
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.rename_changed import rename_changed
+from tilec.passes.resolve_views import resolve_views
 from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
@@ -83,15 +88,19 @@ from tilec.passes.share_reciprocals import share_reciprocals
 from tilec.passes.simplify import simplify
 from tilec.passes.sink_reductions import sink_reductions
 from tilec.passes.sink_scales import sink_scales
+from tilec.passes.split_at_grid_sync import split_at_grid_sync
 from tilec.passes.split_fragments import split_fragments
+from tilec.passes.split_operands import split_operands
 from tilec.passes.split_reductions import split_reductions
 from tilec.passes.split_roles import split_roles
 from tilec.passes.split_tiles import split_tiles
 from tilec.passes.spread_loops import spread_loops
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.stage_stores import stage_stores
+from tilec.passes.turn_tensors import turn_tensors
 from tilec.passes.two_level_accumulation import two_level_accumulation
 from tilec.passes.unroll_loads import unroll_loads
+from tilec.passes.unswitch_loops import unswitch_loops
 from tilec.passes.utils.plans import take_wanted, with_plan
 from tilec.passes.version_loops import version_loops
 from tilec.passes.widen_copies import widen_copies
@@ -100,6 +109,23 @@ from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
+
+# As traced: what plans are chosen for, and what "tile" shows.
+TRACED: tuple[Callable[[Func], Func], ...] = (  # of whatever target
+    resolve_views,  # one buffer has one name from here on
+    plain_products,
+    unswitch_loops,  # what fills a tile in each iteration may run ahead
+    split_at_grid_sync,
+)
+
+OPERANDS: tuple[Pass, ...] = (
+    find_products,
+    turn_tensors,
+    narrow_operands,  # sees all products
+    split_operands,  # those that are as wide as before
+)
+
+SIZED: tuple[Pass, ...] = (join_iterations,)  # where no size is left to tilec
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on

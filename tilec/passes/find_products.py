@@ -22,7 +22,8 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType
-from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.accesses import fragment_accesses, only_store
+from tilec.target import Target
 
 _EXACT = {  # dtypes of operands whose products are, or are rounded, the sum's
     FLOAT32: {"float16", "bfloat16", "float32"},
@@ -39,9 +40,11 @@ class _Factor(NamedTuple):
     indices: tuple[Value, ...]
 
 
-def find_products(func: Func) -> Func:
+def find_products(func: Func, target: Target) -> Func:
     loops = [o for o in func.body.every(ops.For) if o.kind in ("serial", "unroll")]
-    if not loops or not func.body.has(ops.Parallel) or ops.is_by_hand(func.body):
+    if target.kind == "cpu" or not loops or not func.body.has(ops.Parallel):
+        return func
+    if ops.is_by_hand(func.body):
         return func
     facts, users = facts_of(func), func.body.users
     everywhere = {*_together(func.body)}
@@ -55,11 +58,17 @@ def find_products(func: Func) -> Func:
         if found is None or not isinstance(product := found[-1], ops.Gemm):
             return None
         others = {*users[product.c]} - {*walk(o)} - whole
-        plain = all(isinstance(x, ops.Fill | ops.Copy | ops.Reduce | ops.Gemm) for x in others)
+        plain = all(_takes_boxes(x, product.c) for x in others)
         exact = fused or product.a.dtype is not product.c.dtype
         return found if plain and exact else None
 
     return func.rewrite(Op, visit)
+
+
+def _takes_boxes(o: Op, v: Value) -> bool:
+    """Whether an op accesses boxes of `v`, as tile ops do, and says nothing of its layout."""
+    own = [e.reads or e.writes for e in o.effects() if e.buffer is v]
+    return bool(own) and all(own) and not isinstance(o, ops.ElementAccess)
 
 
 def _together(block: Block) -> Iterator[Op]:
@@ -86,10 +95,8 @@ def _sum_of_products(o: ops.For | ops.Parallel, facts: Facts) -> list[Op] | None
     if p.layout is not None or p.wanted is not None:
         return None
     body = inner[0].regions[0]
-    stores = [x for x in body.statements if not x.pure and not isinstance(x, ops.Load)]
-    if len(stores) != 1 or not isinstance(stores[0], ops.Store):
-        return None
-    return _product(stores[0], body, p, loop.body.args[0], k)
+    store = only_store(body)
+    return None if store is None else _product(store, body, p, loop.body.args[0], k)
 
 
 def _product(

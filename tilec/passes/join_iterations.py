@@ -30,6 +30,7 @@ from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.layout import LayoutRequest
 from tilec.ir.types import BufferType
+from tilec.passes.utils.building import with_types
 from tilec.passes.utils.plans import is_open
 from tilec.target import CACHE_LINE, Target
 
@@ -79,7 +80,7 @@ def join_iterations(func: Func, target: Target) -> Func:
         return func
     sums = _Sums(func, target)
     body = func.body.rewrite(ops.For, sums.joined)
-    return func.with_body(body.rewrite(Op, sums.renamed)) if sums.made else func
+    return func.with_body(with_types(body, sums.made)) if sums.made else func
 
 
 def _row(t: BufferType) -> int:
@@ -101,7 +102,7 @@ class _Sums:
         blocks = residents_of(func)
         self.room = target.shared_bytes // blocks - sum(t.stage_bytes for t in shared)
         self.sizes = {p.value: p.value.name for p in func.params if p.role == "size"}
-        self.made: dict[Value, Value] = {}
+        self.made: dict[Value, BufferType] = {}
         self.chosen = self.loops(func)
 
     def loops(self, func: Func) -> dict[Value, tuple[list[_Tile], int]]:
@@ -275,15 +276,5 @@ class _Sums:
         v = region.buffer
         (t,) = (t for t in tiles if t.copy.dest.buffer is v)
         extents = tuple(e * n if d == t.dim else e for d, e in enumerate(t.copy.dest.extents))
-        if v not in self.made:
-            self.made[v] = Value(replace(v.buffer, shape=extents), v.name)
-        return replace(region, buffer=self.made[v], extents=extents)
-
-    def renamed(self, o: Op) -> Op | None:
-        """Where the tiles are made, or described."""
-        if isinstance(o, ops.Alloc) and o.result in self.made:
-            v = self.made[o.result]
-            return replace(o, type=v.buffer, results=(v,))
-        if isinstance(o, ops.AnnotateLayout) and o.dest in self.made:
-            return replace(o, dest=self.made[o.dest])
-        return None
+        self.made[v] = replace(v.buffer, shape=extents)
+        return replace(region, extents=extents)

@@ -30,7 +30,7 @@ from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.instr.memory import CP_ASYNC_BYTES
 from tilec.ir.layout import Layout, leading_run
 from tilec.passes.check_registers import is_roomy
-from tilec.passes.utils.accesses import changes_memory, fragment_accesses
+from tilec.passes.utils.accesses import changes_memory, fragment_accesses, only_store
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.copies_past_registers import as_loops
 from tilec.passes.utils.loop_body import LoopBody
@@ -352,18 +352,11 @@ def _overlap(accesses: Sequence[ops.ElementAccess]) -> bool:
 def _factor(p: ops.Parallel) -> Value | None:
     """The fragment, if all that a loop does is to multiply another's elements by one of its."""
     made = p.body.makers
-    acts = [
-        o for o in p.body.ops if isinstance(o, ops.ElementAccess) and not isinstance(o, ops.Load)
-    ]
-    if len(acts) != 1 or not isinstance(acts[0], ops.Store) or any(o.regions for o in p.body.ops):
+    store = only_store(p.body)
+    product = made.get(store.value) if store is not None else None
+    if store is None or not isinstance(product, ops.Binary) or product.kind != "mul":
         return None
-    store = acts[0]
-    product = made.get(store.value)
-    if (
-        not isinstance(product, ops.Binary)
-        or product.kind != "mul"
-        or store.dest.dtype.kind != "float"
-    ):
+    if store.dest.dtype.kind != "float":
         return None
     for x, y in ((product.lhs, product.rhs), (product.rhs, product.lhs)):
         old, factor = made.get(x), made.get(y)

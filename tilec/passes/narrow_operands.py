@@ -26,15 +26,18 @@ from tilec.ir.fold import normal
 from tilec.ir.intervals import dtype_range
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, DType
 from tilec.passes.forward_copies import read_in_place
-from tilec.passes.utils.building import copy_whole, with_types
+from tilec.passes.utils.building import copy_whole, with_more, with_types
 from tilec.passes.utils.identities import holds
 from tilec.passes.utils.operand_factors import Factors, scaled_sum
+from tilec.target import Target
 
 # Of which tensor cores multiply two, the first that does for both.
 NARROW = {FLOAT32: (FLOAT16, BFLOAT16), INT32: (INT8,)}
 
 
-def narrow_operands(func: Func) -> Func:
+def narrow_operands(func: Func, target: Target) -> Func:
+    if target.kind == "cpu":
+        return func
     found = _Found(func)
     if not found.dtypes:
         return func
@@ -47,9 +50,6 @@ def narrow_operands(func: Func) -> Func:
                 pass
             case ops.Fill() if (v := o.dest.buffer) in found.dtypes:
                 pass
-            case ops.Alloc() if o.result in factors:
-                held = factors[o.result].held
-                return [o, replace(o, type=held.buffer, results=(held,))]
             case ops.Gemm() if o.a.buffer in factors or o.b.buffer in factors:
                 return scaled_sum(o, (factors.get(o.a.buffer), factors.get(o.b.buffer)))
             case ops.Parallel() if o.body.args in filled:
@@ -60,7 +60,7 @@ def narrow_operands(func: Func) -> Func:
         value = found.narrowed(b, o.value, found.dtypes[v])
         return [*b.ops, replace(o, value=value)]
 
-    body = func.body.rewrite(Op, visit)
+    body = with_more(func.body.rewrite(Op, visit), {v: (f.held,) for v, f in factors.items()})
     typed = {v: replace(v.buffer, dtype=d) for v, d in found.dtypes.items()}
     body = with_types(body, typed).rewrite(ops.Parallel, _copy)
     before = {o.result for o in func.body.every(ops.Alloc)}

@@ -17,6 +17,7 @@ from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, fresh, u
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, INT32, MOST_NARROW, BufferType, scalar_type
 from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.utils.accesses import only_store
 from tilec.passes.utils.addressing import clone_expression
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, Mask, MemoryFacts, masked_loads
 from tilec.passes.utils.raster_groups import reciprocal
@@ -69,9 +70,7 @@ class _Tile:
         self.loop = loop
         self.known = known
         self.made = p.body.makers
-        acts = [o for o in p.body.ops if not is_clonable(o, known.written)]
-        acts = [o for o in acts if not isinstance(o, ops.Assume | ops.Yield)]
-        self.store = acts[0] if len(acts) == 1 and isinstance(acts[0], ops.Store) else None
+        self.store = only_store(p.body)
         self.around = loop.body.makers
 
     def width(self) -> int:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from tilec.ir.copy_engines import same_order
 from tilec.ir.core import Func, Op, Region
-from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Select, Store, Yield
+from tilec.ir.ops import Cast, Copy, Fill, Load, Parallel, Select, Store
+from tilec.passes.utils.accesses import only_store
 from tilec.passes.utils.memory_access import MemoryFacts, masked_loads
 from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.passes.utils.rings import fills_tile
@@ -47,12 +48,8 @@ class _Loop(LoopRegions):
         self.known = known
 
     def idiom(self) -> list[Op] | None:
-        acts = (x for x in self.o.body.ops if not x.pure)
-        effects = [x for x in acts if not isinstance(x, Assume | Load | Yield)]
-        if len(effects) != 1 or not isinstance(effects[0], Store):
-            return None
-        store = effects[0]
-        if store.dest.space not in ("global", "shared", "fragment"):
+        store = only_store(self.o.body)
+        if store is None or store.dest.space not in ("global", "shared", "fragment"):
             return None
         dest = self.walked(store.dest, store.indices)
         if dest is None or len(dest.order) != sum(e > 1 for e in self.o.extents):

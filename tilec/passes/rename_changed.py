@@ -31,6 +31,7 @@ from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.ops import Alloc, Copy, For, Parallel, Store, is_by_hand
 from tilec.passes.plan_pipeline import has_stages, innermost
 from tilec.passes.utils.accesses import covered, parallel_accesses
+from tilec.passes.utils.building import with_more
 from tilec.passes.utils.dependence import LiveRange, live_ranges, modref
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
@@ -43,7 +44,7 @@ def rename_changed(func: Func, target: Target) -> Func:
     users = func.body.users
     shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
     room = target.shared_bytes - sum(t.stage_bytes for t in shared)
-    names: dict[Value, Value] = {}
+    names: dict[Value, tuple[Value]] = {}
 
     def of_loop(o: For) -> None | Op:
         nonlocal room
@@ -53,19 +54,13 @@ def rename_changed(func: Func, target: Target) -> Func:
         for v, at in _changed(o):
             if inside.issuperset(users[v]) and v.buffer.stage_bytes <= room:
                 room -= v.buffer.stage_bytes
-                names[v] = made = Value(v.type, f"{v.name}_changed")
+                (made,) = names[v] = (Value(v.type, f"{v.name}_changed"),)
                 ops[at] = _onto(ops[at], v, made)
                 behind: Substitution = {v: made}
                 ops[at + 1 :] = Block((), tuple(ops[at + 1 :])).substituted(behind).ops
         return None if ops == [*o.body.ops] else replace(o, body=replace(o.body, ops=tuple(ops)))
 
-    def made(o: Alloc) -> None | list[Op]:
-        if o.result not in names:
-            return None
-        return [o, Alloc(o.type, results=(names[o.result],), loc=o.loc)]
-
-    body = func.body.rewrite(For, of_loop)
-    return func.with_body(body.rewrite(Alloc, made)) if names else func
+    return func.with_body(with_more(func.body.rewrite(For, of_loop), names))
 
 
 # --- tiles that are filled again ---
@@ -102,11 +97,7 @@ def _with_own_tiles(func: Func, target: Target) -> Func:
     def rename(o: Op) -> None | Op:
         return o.with_operands(moved[o]) if o in moved else None
 
-    def alloc(o: Alloc) -> None | list[Op]:
-        more = again.get(o.result)
-        return [o, *(Alloc(o.type, results=(v,), loc=o.loc) for v in more)] if more else None
-
-    return func.with_body(func.body.rewrite(Op, rename).rewrite(Alloc, alloc))
+    return func.with_body(with_more(func.body.rewrite(Op, rename), again))
 
 
 def _is_plain(users: Collection[Op], v: Value) -> bool:

@@ -97,13 +97,19 @@ def missed(func: Func, target: Target) -> dict[Gemm, list[MatrixInstruction]]:
         known = _of_its_dtypes(o, target)
         rows = [r for r in known if r.warps == 1 and k % r.k == 0]
         wide = [r for r in known if r.warps > 1]
-        if any(m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0 for r in wide):
+        if any(steps_through(r, m, n) for r in wide):
             continue
         if o.metadata is None and rows and all(m % r.m or n % r.n for r in rows):
             chosen = Selection(func, target).of(o, threads, widest_wgmma(threads, False, target))
             if isinstance(chosen, Gemm) and chosen.instr.startswith(THREADS):
                 found[o] = rows
     return found
+
+
+def steps_through(row: MatrixInstruction, m: int, n: int) -> bool:
+    """Whether an instruction steps through rows and columns, or through these with operands
+    swapped."""
+    return m % row.m == n % row.n == 0 or n % row.m == m % row.n == 0
 
 
 def nearest_tile(o: Gemm, target: Target) -> tuple[int, ...] | None:

@@ -24,6 +24,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.types import FLOAT32
+from tilec.passes.utils.accesses import only_store
 from tilec.passes.utils.rough import Rough
 from tilec.target import Target
 
@@ -72,9 +73,8 @@ class _Found:
 
     def scaled(self, o: ops.Parallel) -> _Scaled | None:
         """What becomes of a tile that the loop scales; None if it does something else."""
-        acts = [x for x in o.body.ops if not x.pure and not isinstance(x, ops.Load | ops.Yield)]
-        store = acts[0] if len(acts) == 1 else None
-        if not isinstance(store, ops.Store):
+        store = only_store(o.body)
+        if store is None:
             return None
         tile, value = store.dest, store.value
         made = self.defs.get(value)

@@ -43,6 +43,8 @@ NAMES = ("upper", "middle", "lower")
 
 def split_operands(func: Func, target: Target) -> Func:
     """Where tiles fit an instruction, and pieces a block."""
+    if target.kind != "cuda" or not target.has("mma"):
+        return func
     products = [o for o in func.body.every(ops.Gemm) if _is_wide(o)]
     narrow = held_narrow(func) if products else set()
     split = [o for o in products if (o.a.buffer in narrow) != (o.b.buffer in narrow)]

@@ -25,19 +25,23 @@ from tilec.ir.core import Func, Op, Region, Value, with_boxes
 from tilec.ir.element_loops import ELEMENTWISE, boxes, in_turn, is_private, loop_of
 from tilec.ir.types import BufferType, rows_along
 from tilec.ir.uniformity import uniformity_of
+from tilec.passes.utils.building import with_types
+from tilec.target import Target
 
 Order = tuple[int, ...]  # of what a buffer's dimensions were before, which of them is where now
 Orders = Mapping[Value, Order]
 
 
-def turn_tensors(func: Func) -> Func:
+def turn_tensors(func: Func, target: Target) -> Func:
+    if target.kind == "cpu":
+        return func
     tensors = {p.value: order for p in func.params if (order := _along_rows(p.value.type))}
     orders = _agreed(func, tensors) if tensors else {}
     if not orders:
         return func
-    made = {v: Value(_turned(v.buffer, order), v.name) for v, order in orders.items()}
-    found = {made[v]: order for v, order in orders.items()}
-
+    made = {v: Value(_turned(v.buffer, orders[v]), v.name) for v in tensors if v in orders}
+    tiles = {v: _turned(v.buffer, order) for v, order in orders.items() if v not in made}
+    found = {made.get(v, v): order for v, order in orders.items()}
     uniformity = uniformity_of(func)
 
     def in_loops(o: Op) -> None | list[Op]:
@@ -45,10 +49,8 @@ def turn_tensors(func: Func) -> Func:
             return None
         return in_turn(loop_of(o)) if is_private(o, uniformity) else [loop_of(o)]
 
-    def visit(o: Op) -> Op | None:
-        return _exchanged(o, made, found)
-
-    body = func.body.rewrite(Op, in_loops).rewrite(Op, visit, {**made})
+    body = func.body.rewrite(Op, in_loops)
+    body = with_types(body.rewrite(Op, lambda o: _exchanged(o, found), {**made}), tiles)
     params = tuple(replace(p, value=made.get(p.value, p.value)) for p in func.params)
     turned = tuple((p.arg, tensors[p.value]) for p in func.params if p.value in orders)
     return replace(func, params=params, body=body).with_attrs(turned=turned)
@@ -123,8 +125,8 @@ def _may_turn(o: Op, v: Value, order: Order) -> bool:
     return type(o) in ELEMENTWISE
 
 
-def _exchanged(o: Op, made: Mapping[Value, Value], orders: Orders) -> Op | None:
-    """`o`, which uses what was `made`, with indices and boxes in the new orders."""
+def _exchanged(o: Op, orders: Orders) -> Op | None:
+    """`o` with indices and boxes in the new orders."""
 
     def turned(r: Region) -> Region:
         order = orders.get(r.buffer)
@@ -133,9 +135,6 @@ def _exchanged(o: Op, made: Mapping[Value, Value], orders: Orders) -> Op | None:
         offsets = tuple(r.offsets[d] for d in order)
         return Region(r.buffer, offsets, tuple(r.extents[d] for d in order))
 
-    if isinstance(o, ops.Alloc):
-        new = made.get(o.result)
-        return None if new is None else replace(o, type=new.buffer, results=(new,))
     if isinstance(o, ops.ElementAccess):
         order = orders.get(o.buffer, ())
         return o.at(o.buffer, tuple(o.indices[d] for d in order)) if order else None

@@ -15,8 +15,8 @@ from dataclasses import replace
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op
 from tilec.ir.instr import instructions_of
-from tilec.ir.ops import Alloc, Gemm, Load, Store
-from tilec.ir.types import BufferType
+from tilec.ir.ops import Gemm
+from tilec.passes.utils.operand_factors import scaled_sum
 from tilec.passes.utils.operands import part_of_sum
 from tilec.target import Target
 
@@ -38,18 +38,7 @@ def two_level_accumulation(func: Func, target: Target) -> Func:
             if o.clear and start == 0:
                 b.ops.append(part)
             else:
-                _add(b, part)
+                b.ops += scaled_sum(part)
         return b.ops
 
     return func.rewrite(Gemm, visit)
-
-
-def _add(b: Builder, o: Gemm) -> None:
-    """C += the product, by way of a fragment of its own."""
-    shape = o.c.buffer.static_shape
-    t = BufferType(shape, o.c.dtype, "fragment")
-    part = b.value(Alloc, t, name=f"{o.c.name}_part")
-    b.ops.append(replace(o, c=part, clear=True))
-    with b.each_element(shape) as (inner, at):
-        total = inner.binary("add", inner.value(Load, o.c, at), inner.value(Load, part, at))
-        inner.emit(Store, o.c, at, total)

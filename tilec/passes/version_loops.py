@@ -17,10 +17,11 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
-from tilec.ir.effects import is_clonable
+from tilec.ir.effects import is_clonable, only_act
 from tilec.ir.ops import Compare, ElementAccess, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
+from tilec.passes.utils.accesses import only_store
 from tilec.passes.utils.memory_access import (
     MemoryFacts,
     asks_inside,
@@ -158,8 +159,7 @@ class _Guarded:
     def act(self) -> Op | None:
         """All that the body does but loads and numbers, where that is one op; not of a loop that is
         laid out."""
-        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
-        return acts[0] if self.o.layout is None and len(acts) == 1 else None
+        return only_act(self.o.body) if self.o.layout is None else None
 
     def test(self) -> If | None:
         """The `if` that all of the body's acts stand in."""
@@ -181,8 +181,7 @@ class _Guarded:
         found = []
         for side in o.regions:
             ops = (*(x for x in self.o.body.ops if x is not o), *side.ops)
-            stores = [x for x in side.ops if not x.pure and not isinstance(x, Load | Yield)]
-            if len(stores) != 1 or not isinstance(store := stores[0], Store):
+            if (store := only_store(side)) is None:
                 return False
             value = {r: x for x in ops for r in x.results}.get(store.value)
             if isinstance(value, Select):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec.ir import ops
-from tilec.ir.core import Op, Value, made_in, walk
-from tilec.ir.effects import buffers_read, buffers_written, effects_in
+from tilec.ir.core import Block, Op, Value, made_in, walk
+from tilec.ir.effects import buffers_read, buffers_written, effects_in, only_act
 from tilec.ir.layout import Layout
 from tilec.ir.uniformity import Level, Uniformity
 
@@ -89,6 +89,12 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
                 Access(o, buffer, isinstance(o, ops.Store), mine if plain else (), o.indices)
             )
     return tuple(found)
+
+
+def only_store(block: Block) -> ops.Store | None:
+    """The store of an element that is all that `block` does (`only_act`)."""
+    found = only_act(block)
+    return found if isinstance(found, ops.Store) else None
 
 
 def fragment_accesses(p: ops.Parallel) -> list[Access]:

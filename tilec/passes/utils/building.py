@@ -114,6 +114,16 @@ def with_types(block: Block, types: Mapping[Value, BufferType]) -> Block:
     return block.rewrite(Alloc, visit, subst) if types else block
 
 
+def with_more(block: Block, more: Mapping[Value, Sequence[Value]]) -> Block:
+    """`block` with more buffers, each behind the allocation of the one that it belongs to."""
+
+    def visit(o: Alloc) -> list[Op]:
+        own = more.get(o.result, ())
+        return [o, *(replace(o, type=v.buffer, results=(v,)) for v in own)]
+
+    return block.rewrite(Alloc, visit) if more else block
+
+
 def read_packed(b: Builder, fragment: Value, registers: Iterable[Value], dtype: DType) -> Value:
     """Registers of a fragment, side by side in a vector if they are several, as `dtype`."""
     parts = tuple(b.value(RegRead, fragment, r) for r in registers)

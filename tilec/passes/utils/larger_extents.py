@@ -13,7 +13,7 @@ from tilec.ir.core import Func, Region, Value, walk
 from tilec.ir.instr import MatrixInstruction, find_instruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.passes.demote_fragments import demoted
-from tilec.passes.select_gemm import THREADS, Selection, missed
+from tilec.passes.select_gemm import THREADS, Selection, missed, steps_through
 from tilec.passes.utils.distribution import fewest_registers
 from tilec.passes.utils.registers import widest_wgmma
 from tilec.passes.utils.tile_ends import ATOM, SharedTiles, rounded, shared_by, up
@@ -43,8 +43,7 @@ def deeper(func: Func, target: Target) -> dict[ops.Gemm, int]:
         m, n, k = o.shape
         if not rows:
             known = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
-            rows = [r for r in known if m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0]
-            rows = [r for r in rows if target.has(r.feature)]
+            rows = [r for r in known if steps_through(r, m, n) and target.has(r.feature)]
             if any(k % r.k == 0 for r in rows):
                 continue
             rows.sort(key=lambda r: up(k, r.k))
@@ -104,7 +103,7 @@ class _Faster:
         without such, whether one of a warp has work for all."""
         m, n, _ = o.shape
         rows = of_warps(o, self.target)
-        if any(m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0 for r in rows):
+        if any(steps_through(r, m, n) for r in rows):
             return True
         known = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
         split = (r for r in known if r.warps == 1 and self.target.has(r.feature))

@@ -10,7 +10,7 @@ of the operand may be as narrow as what it was made of (`narrow_operands`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir import ops
@@ -128,10 +128,11 @@ def _is_zero(o: Op | None) -> bool:
     return isinstance(o, ops.Const) and o.value == 0
 
 
-def scaled_sum(o: ops.Gemm, factors: tuple[Factor | None, Factor | None]) -> list[Op]:
-    """The product, whose operands have lost these factors."""
+def scaled_sum(o: ops.Gemm, factors: Sequence[Factor | None] = ()) -> list[Op]:
+    """The product in a fragment of its own, which is added to its result, times the factors that
+    its operands have lost."""
     b, shape = Builder(o.loc), o.c.buffer.static_shape
-    part = b.value(ops.Alloc, BufferType(shape, FLOAT32, "fragment"), name=f"{o.c.name}_part")
+    part = b.value(ops.Alloc, BufferType(shape, o.c.dtype, "fragment"), name=f"{o.c.name}_part")
     b.ops.append(replace(o, c=part, clear=True))
     with b.each_element(shape) as (inner, at):
         value = inner.value(ops.Load, part, at)

@@ -158,21 +158,11 @@ class _Table:
         ]
         if not told or len(told) > MOST_DIMENSIONS:
             return 0
-        places, owners = [], []
-        for o, around in accesses:
-            found = self._elements(o, around, told)
-            if found is None:
-                return 0
-            places.append(found[0])
-            owners.append(found[1])
-        at, who = np.concatenate(places), np.concatenate(owners)
-        order = np.argsort(at, kind="stable")
-        at, who = at[order], who[order]
-        for several in (1, self.lanes):
-            owner = who // several
-            if not ((at[1:] == at[:-1]) & (owner[1:] != owner[:-1])).any():
-                return several
-        return 0
+        found = self._all_of(accesses, told)
+        if found is None:
+            return 0
+        at, who, _ = found
+        return next((n for n in (1, self.lanes) if not len(_shared(at, who // n))), 0)
 
     def is_apart(self, accesses: Sequence[Access], apart: Around) -> bool:
         """Whether no two threads access an element that is written, in one iteration of the loops
@@ -184,19 +174,27 @@ class _Table:
         told = [x for x in apart if isinstance(x, ops.For) and x.body.args[0] in asked]
         if len(dims) + len(told) > MOST_DIMENSIONS:
             return False
-        places, owners, writes = [], [], []
+        found = self._all_of(accesses, dims, told)
+        if found is None:
+            return False
+        at, who, written = found
+        return not np.isin(_shared(at, who), at[written]).any()
+
+    def _all_of(
+        self, accesses: Sequence[Access], dims: Sequence[int], told: Sequence[ops.For] = ()
+    ) -> tuple[Any, Any, Any] | None:
+        """The elements of all accesses in their order, by which threads, and whether these write
+        them; None where that is not known of one."""
+        places, owners, written = [], [], []
         for o, around in accesses:
             found = self._elements(o, around, dims, told)
             if found is None:
-                return False
+                return None
             places.append(found[0])
             owners.append(found[1])
-            writes += [found[0]] * isinstance(o, ops.Store)
-        at, who = np.concatenate(places), np.concatenate(owners)
-        order = np.argsort(at, kind="stable")
-        at, who = at[order], who[order]
-        shared = at[1:][(at[1:] == at[:-1]) & (who[1:] != who[:-1])]
-        return not np.isin(shared, np.concatenate(writes)).any()
+            written.append(np.full(len(found[0]), isinstance(o, ops.Store)))
+        order = np.argsort(at := np.concatenate(places), kind="stable")
+        return at[order], np.concatenate(owners)[order], np.concatenate(written)[order]
 
     def _is_uniform(self, v: Value) -> bool:
         return self.uniformity.level(v) == Level.BLOCK
@@ -249,3 +247,8 @@ class _Table:
                 return None
             number = number * (1 << 20) + values.known[x.body.args[0]]
         return number[inside], np.broadcast_to(thread, shape)[inside]
+
+
+def _shared(at: Any, who: Any) -> Any:
+    """The elements, in their order, that have several owners."""
+    return at[1:][(at[1:] == at[:-1]) & (who[1:] != who[:-1])]

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value
+from tilec.ir.core import Block, Func, Op, Param, Region, Value
 from tilec.ir.effects import effects_in
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
 from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType, Type
 from tilec.passes.utils.addressing import narrow
+from tilec.passes.utils.building import with_types
 from tilec.passes.utils.dependence import live_ranges, once
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.slicing import can_run_ahead
@@ -59,20 +60,14 @@ def changed_rings(body: Block) -> set[Value]:
 def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
     """`func` with so many stages of these shared buffers, whose copies from global memory run
     `ahead` or do not."""
-    subst: Substitution = {}
 
-    def visit(o: Op) -> None | Op:
-        if isinstance(o, ops.Alloc) and o.result in stages:
-            typed = replace(o.type, stages=stages[o.result])
-            subst[o.result] = Value(typed, o.result.name)
-            return replace(o, type=typed, results=(subst[o.result],))
-        if isinstance(o, ops.Copy) and o.dest.buffer in made:
-            if o.source.type.space == "global":
-                return replace(o, ahead=ahead, engine=o.engine if ahead else "threads")
-        return None
+    def visit(o: ops.Copy) -> None | Op:
+        if o.dest.buffer not in stages or o.source.type.space != "global":
+            return None
+        return replace(o, ahead=ahead, engine=o.engine if ahead else "threads")
 
-    made = subst.values()
-    return func.rewrite(Op, visit, subst)
+    typed = {v: replace(v.buffer, stages=n) for v, n in stages.items()}
+    return func.with_body(with_types(func.body.rewrite(ops.Copy, visit), typed))
 
 
 def settle(func: Func) -> Func:

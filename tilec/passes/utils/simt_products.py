@@ -16,10 +16,11 @@ from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
 from tilec.ir.core import Value
 from tilec.ir.errors import InternalError
-from tilec.ir.layout import Digit, Layout, has_runs
+from tilec.ir.layout import Layout, has_runs
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import load_registers
+from tilec.passes.utils.distribution import each_thread
 from tilec.passes.utils.operands import Operand, operand
 
 _LOAD_BITS = 128
@@ -122,8 +123,7 @@ class _Line:
     def alloc(self, b: Builder, dtype: DType, depth: int) -> Value:
         """Registers for the elements of `depth` steps, or of one where M or N is contiguous."""
         count = len(self.distinct) * (1 if self.x.mn_major else depth)
-        layout = Layout((count,), (Digit("reg", count, (1,)),) if count > 1 else (), (1,))
-        t = BufferType((count,), dtype, "fragment", layout=layout)
+        t = BufferType((count,), dtype, "fragment", layout=each_thread((count,)))
         return b.value(ops.Alloc, t, name=f"{self.x.buffer.name}_line")
 
     def registers(self, depth: int, q: int) -> tuple[int, ...]:

@@ -7,10 +7,11 @@ from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
 from tilec.ir.core import Value
 from tilec.ir.instr import MatrixInstruction
-from tilec.ir.layout import Digit, Layout, has_runs
+from tilec.ir.layout import has_runs
 from tilec.ir.ops import Alloc, Bitcast, Extract, Gemm, MemLoad, RegWrite
 from tilec.ir.types import DTYPES, UINT32, BufferType
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
+from tilec.passes.utils.distribution import each_thread
 from tilec.passes.utils.operands import Operand
 
 # Of a word: the low bit of each pattern.
@@ -36,8 +37,7 @@ class Metadata:
         """A fragment, made at `b`, for `times` words for each atom along M, one atom after the
         other."""
         count = self.share // self.instr.m * times
-        held = Layout((count,), (Digit("reg", count, (1,)),) if count > 1 else (), (1,))
-        t = BufferType((count,), UINT32, "fragment", layout=held)
+        t = BufferType((count,), UINT32, "fragment", layout=each_thread((count,)))
         return b.value(Alloc, t, name=f"{self.region.buffer.name}_words")
 
     def load_all(self, b: Builder, steps: int) -> Value:

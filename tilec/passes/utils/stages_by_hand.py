@@ -27,9 +27,10 @@ import numpy as np
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, walk, with_boxes
+from tilec.ir.core import Block, Func, Op, Region, Value, walk, with_boxes
 from tilec.ir.effects import effects_in
 from tilec.ir.types import INT32, BufferType
+from tilec.passes.utils.building import with_types
 from tilec.passes.utils.dependence import once
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.target import Target
@@ -188,28 +189,25 @@ class _Staged:
     # --- rewriting ---
 
     def rewritten(self) -> Func:
-        made = {v: self._with_stages(v) for v in self.tiles | self.barriers}
-        loop = self._loop(made)
+        loop = self._loop()
 
         def visit(o: Op) -> None | Op | list[Op]:
-            if isinstance(o, ops.Alloc) and o.result in made:
-                v = made[o.result]
-                return replace(o, type=v.buffer, results=(v,))
-            if isinstance(o, ops.MbarrierInit) and o.barrier in made:
+            if isinstance(o, ops.MbarrierInit) and o.barrier in self.barriers:
                 per = o.barrier.buffer.size
                 slots = range(per) if o.slot < 0 else (o.slot,)
                 at = [n * per + slot for n in range(self.count) for slot in slots]
-                return [replace(o, barrier=made[o.barrier], slot=slot) for slot in at]
+                return [replace(o, slot=slot) for slot in at]
             return loop if o is self.loop else None
 
-        return self.func.rewrite(Op, visit)
+        types = {v: self._with_stages(v) for v in self.tiles | self.barriers}
+        return self.func.with_body(with_types(self.func.body.rewrite(Op, visit), types))
 
-    def _with_stages(self, v: Value) -> Value:
+    def _with_stages(self, v: Value) -> BufferType:
         t = v.buffer
         shape = (self.count, *t.shape) if v in self.tiles else (self.count * t.size,)
-        return Value(BufferType(shape, t.dtype, t.space), v.name)
+        return BufferType(shape, t.dtype, t.space)
 
-    def _loop(self, made: Substitution) -> ops.For:
+    def _loop(self) -> ops.For:
         """The loop with an iteration's stage in each access."""
         index = self.loop.body.args[0]
         top = Builder(self.loop.loc)
@@ -219,17 +217,18 @@ class _Staged:
         stages = {index.dtype: stage, INT32: slot}
 
         def region(r: Region) -> Region:
-            return r.within(made[r.buffer], stages[r.offsets[0].dtype]) if r.buffer in made else r
+            tile = r.buffer in self.tiles
+            return r.within(r.buffer, stages[r.offsets[0].dtype]) if tile else r
 
         def visit(o: Op) -> None | Op | list[Op]:
-            if isinstance(o, ops.Load) and o.source in made:
-                return o.at(made[o.source], (stages[o.indices[0].dtype], *o.indices))
+            if isinstance(o, ops.Load) and o.source in self.tiles:
+                return o.at(o.source, (stages[o.indices[0].dtype], *o.indices))
             if not isinstance(o, _AT_BARRIERS):
                 return with_boxes(o, region)
             b = Builder(o.loc)
             first = b.binary("mul", slot, o.barrier.buffer.size)
             stage = b.binary("add", first, o.stage)
-            at: dict[str, Any] = {"barrier": made[o.barrier], "stage": stage}
+            at: dict[str, Any] = {"stage": stage}
             if isinstance(o, ops.MbarrierWait):
                 at["parity"] = parities[self.late[o]]
             return [*b.ops, replace(with_boxes(o, region), **at)]
