@@ -93,7 +93,8 @@ class WholeLoops(Tilings):
             written = self.frame.source.written
             if key not in written:
                 blocks = Blocks(node, typed, used | self.whole_names, self.threads)
-                written[key] = blocks.product(product, tiled, tiles, edges, named), blocks.names
+                grid = blocks.product(product.parts, tiled, tiles, edges, named)
+                written[key] = grid, blocks.names
             return written[key]
         blocks = Blocks(node, typed, used | self.whole_names, self.threads)
         if nests.is_elementwise(nest, named):
@@ -176,7 +177,7 @@ class WholeLoops(Tilings):
     def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest with sums of products inside of its loops."""
 
-        def find(inner: nests.Nest) -> tuple[Product | Pairs, Tiling | None, int] | None:
+        def find(inner: nests.Nest) -> tuple[Product | Pairs, Tiling, int] | None:
             typed = self._typed(inner, named)
             product, column = self._product(typed, named, used), inner.indices[-1]
             if product is not None and self._is_inside(product, column):
@@ -186,11 +187,11 @@ class WholeLoops(Tilings):
                     dtypes = [d for d in tiled.dtypes.values() if d]
                     return product, tiled, self._widest(product.operands, dtypes)
             pairs = self._pairs(typed, named)
-            if pairs is None or pairs.column != column:
+            if pairs is None or pairs.columns != (column,):
                 return None
             if not all(self._is_fixed(e) for _, e in pairs.inner):
                 return None
-            return pairs, None, self._widest(pairs.operands, ())
+            return pairs, pairs.tiling, self._widest(pairs.operands, ())
 
         used, fresh = self._used_names(), self._fresh
         nest = with_ends_of_rows(nest, named, self._decided, self._dtype_of)
@@ -288,7 +289,8 @@ class WholeLoops(Tilings):
         outputs = self._number(blocks.nest.extents)
         side = next((n for n in (64, 32) if outputs >= n * n * _MANY), 16)
         sizes = {"BM": side, "BN": side, "BK": 32}
-        return blocks.pairs(found, {x: ast.Constant(n) for x, n in sizes.items()})
+        given = {x: ast.Constant(n) for x, n in sizes.items()}
+        return blocks.product([found], [found.tiling], given, True, named)
 
     def _over_tiles(
         self, blocks: Blocks, named: nests.Named, inner: Sequence[Inner] = (), across: str = ""
