@@ -25,16 +25,14 @@ from tilec.frontend.whole_loops.pairs import Pairs, find_pairs
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.frontend.whole_loops.products import Product, find_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
-from tilec.frontend.whole_loops.tilings import LEAST, Tilings
+from tilec.frontend.whole_loops.tilings import LEAST, LONG, USUAL, Tilings
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, magnitude_of
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
 _SMALL = 64  # of an extent, below which no one waits for a loop
-_LONG = 1 << 20  # more than all known lengths
 _MOST_APART = 16  # statements of as many rows as the CPU's vectors have lanes, a load for each
 _MANY = 128  # tiles, that occupy a GPU
-_USUAL = 8192  # where nothing is known of a row's length
 
 
 class WholeLoops(Tilings):
@@ -241,7 +239,7 @@ class WholeLoops(Tilings):
         extents = [self.expression(e) for e in nest.extents]
         blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
         found = [self._about(e) for e in nest.extents]
-        about, unit = [n or _USUAL for n, _ in found], found[-1][1]
+        about, unit = [n or USUAL for n, _ in found], found[-1][1]
         sizes = [any(same_value(e, s) for s in self.sizes.values()) for e in extents]
         edges = not self._stays_inside(nest.body, nest.indices, extents)
         return blocks.elements(about, unit, sizes, edges, in_a_block), blocks.names
@@ -274,7 +272,7 @@ class WholeLoops(Tilings):
         of these is."""
 
         def length(extent: ast.expr) -> int:
-            return self._about(extent)[0] or _LONG
+            return self._about(extent)[0] or LONG
 
         found = find_pairs(nest, named, length) if self.row_lanes else None
         if found is None or any(self._dtype_of(dtype) is None for dtype in found.kept.values()):

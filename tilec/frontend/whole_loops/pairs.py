@@ -19,6 +19,7 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
@@ -141,16 +142,8 @@ def _lines(
 
 def _begun(before: Sequence[ast.stmt]) -> dict[str, ast.stmt] | None:
     """The statements that give names a value, one each; None where there are others."""
-    made: dict[str, ast.stmt] = {}
-    for s in before:
-        match s:
-            case ast.Assign([ast.Name(name)], _) | ast.AnnAssign(ast.Name(name), _, ast.expr()):
-                if name in made:
-                    return None
-                made[name] = s
-            case _:
-                return None
-    return made
+    made = {name: s for s in before for name, value in [given_by(s)] if value is not None}
+    return made if len(made) == len(before) else None
 
 
 def _is_straight(s: ast.stmt, named: Named) -> bool:
