@@ -33,7 +33,7 @@ from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
 from tilec.jit.launchpath import Launchable, LaunchPath, name_of, spread_grid
 from tilec.jit.parts import Parts
-from tilec.jit.recipe import Recipe
+from tilec.jit.recipe import NO_KEYS, Keys, Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Asked, SpecialisationKey
 from tilec.jit.stages import Stages
@@ -180,23 +180,17 @@ class Kernel(Launchable):
         return self._launch(grid, args, kwargs)
 
     def _launch(
-        self,
-        grid: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        keys: tuple[Any, Any, Any, Any] | None = None,
+        self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], keys: Keys = NO_KEYS
     ) -> Any:
         revision = self._current()
         if self.is_sequence:
             return self._launch_parts(revision, grid, args, kwargs)
         asked, bound, options = revision.asked(self.name, args, kwargs, None, grid, launched=True)
-        call, left = asked.call, asked.open
-        key = self.choices.key(asked)
-        chosen = {name: call.constants[name] for name in left}
+        call, key = asked.call, self.choices.key(asked)
+        chosen = {name: call.constants[name] for name in asked.open}
         given = None if grid is None else spread_grid(grid, call.constants)
         variant = self.variant(key)
-        values, found_by, opened, made = keys or (None, None, None, None)
-        outputs, makers = variant.allocate(call, made)
+        outputs, makers = variant.allocate(call, keys.made)
         if variant.aliases(call):
             variant = self.variant(dataclasses.replace(key, may_alias=True, packed=()))
         stream = stream_handle(options.get("stream"), call)
@@ -216,14 +210,8 @@ class Kernel(Launchable):
         if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):
             self._take_path(revision, kind, lambda: revision.write_path(kind, variant))
         elif path is not None:
-            if opened is not None:
-                path.prepared.remember_chosen(opened, chosen)
-            what = opened or (None if left else found_by)
-            if what is not None:
-                path.prepared.remember_outputs(what, makers)
-            if values is not None:
-                recipe = Recipe(variant, call, asked.parameters, given, stream)
-                path.prepared.remember(values, found_by, ready, recipe)
+            recipe = functools.partial(Recipe, variant, call, asked.parameters, given, stream)
+            path.prepared.remember(keys, chosen, makers, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
     def _launch_parts(

@@ -30,6 +30,7 @@ from tilec.frontend.values import LoopHeader, Number, Scalar, as_syntax
 from tilec.ir.core import Op, Value, makers
 from tilec.ir.ops import Binary, Const
 from tilec.ir.types import RUN, next_power_of_2
+from tilec.support.syntax import all_of
 
 USUAL_THREADS = 128
 
@@ -85,8 +86,7 @@ def loop_over_tiles(
         indices.append(ast.Assign([target], index))
     variables, sizes = zip(*inside)
     tile = LoopHeader("Parallel", {**header.arguments, "extents": sizes}, header.loc, header.places)
-    test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), guards)
-    body = ast.If(test, [*indices, *node.body], [])
+    body = ast.If(all_of(guards), [*indices, *node.body], [])
     made = ast.For(ast.Tuple([*variables], ast.Store()), as_syntax(tile), [body], [])
     for variable, loop in reversed(outside):
         made = ast.For(variable, as_syntax(loop), [made], [])

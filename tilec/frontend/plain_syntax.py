@@ -26,7 +26,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilec.support.syntax import Replaced, nodes, parsed, placed
+from tilec.support.syntax import Replaced, all_of, nodes, parsed, placed
 
 _LOOPS = ast.For | ast.While | ast.AsyncFor
 _WHOLE = ("bool", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
@@ -165,8 +165,7 @@ def _branch(case: ast.match_case, subject: ast.expr, rest: list[ast.stmt]) -> li
     ]
     if not tests:
         return given + case.body
-    test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
-    return [placed_one(ast.If(test, given + case.body, rest), case.pattern)]
+    return [placed_one(ast.If(all_of(tests), given + case.body, rest), case.pattern)]
 
 
 def _tests(pattern: ast.pattern, subject: ast.expr, names: dict[str, ast.expr]) -> list[ast.expr]:
@@ -210,7 +209,7 @@ def _either(
         names.update(bound)
         if not tests:
             return []
-        ways.append(tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests))
+        ways.append(all_of(tests))
     return [placed_one(ast.BoolOp(ast.Or(), ways), at)]
 
 

@@ -60,9 +60,10 @@ class Regions(Memory):
             )
         return self._sized(r, tuple(1 if e is None else e for e in r.extents), what)
 
-    def element_tile(self, element: Region, what: str) -> Tile:
-        """One element as a tile."""
-        return self._sized(element, (1,) * len(element.offsets), what)
+    def element_tile(self, operand: object, what: str) -> Tile:
+        """As `tile`; a bare start is one element."""
+        r = self.region(operand, what)
+        return self._sized(r, (1,) * len(r.offsets), what) if r.is_element else self.tile(r, what)
 
     def tiles(
         self, source: object, dest: object, places: tuple[ast.AST, ast.AST]

@@ -20,7 +20,7 @@ from tilec.jit.export import export_c
 from tilec.jit.fastpath import can_be_written, written_teller
 from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid, write_path
 from tilec.jit.packing import Packing
-from tilec.jit.recipe import Recipe
+from tilec.jit.recipe import NO_KEYS, Keys, Recipe
 from tilec.jit.stages import Stages
 from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index, bind_call, read_arguments
 from tilec.runtime.devices import driver
@@ -309,11 +309,7 @@ class CompiledKernel(Launchable):
 
     @for_users
     def _launch(
-        self,
-        grid: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        keys: tuple[Any, Any, Any, Any] | None = None,
+        self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], keys: Keys = NO_KEYS
     ) -> Any:
         named = {p.name for p in self._parameters}
         options = [] if "stream" in named else ["stream"]
@@ -324,8 +320,7 @@ class CompiledKernel(Launchable):
         if not call.tensors:
             call.device = self.target.split(":")[0]
         self._check_facts(call)
-        values, facts, _, made = keys or (None, None, None, None)
-        outputs, makers = self.allocate(call, made)
+        outputs, makers = self.allocate(call, keys.made)
         handle = stream_handle(stream, call)
         given = None if grid is None else spread_grid(grid, {})
         blocks = self.grid(call, given)
@@ -334,10 +329,9 @@ class CompiledKernel(Launchable):
             path = self._path_for(self.launch(kernel, ready, call, handle, bound))
             if path is not None and path is not self._path:
                 self._path = path
-            elif path is not None and values is not None:
-                path.prepared.remember_outputs(facts, makers)
-                recipe = Recipe(self, call, self._parameters, given, handle)
-                path.prepared.remember(values, facts, ready, recipe)
+            elif path is not None:
+                recipe = functools.partial(Recipe, self, call, self._parameters, given, handle)
+                path.prepared.remember(keys, {}, makers, ready, recipe)
         return returned(self.image, {**bound, **outputs})
 
     def _path_for(self, kind: str) -> LaunchPath | None:

@@ -11,7 +11,7 @@ from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.captured import Reads
 from tilec.jit.fastpath import CallText, calls_of
-from tilec.jit.recipe import Prepared
+from tilec.jit.recipe import NO_KEYS, Keys, Prepared
 from tilec.runtime.arguments import Parameter, as_index
 from tilec.runtime.driver import Grid
 from tilec.runtime.expressions import names_in
@@ -75,11 +75,7 @@ class Launchable(Sole):
         raise NotImplementedError
 
     def _launch(
-        self,
-        grid: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        keys: tuple[Any, Any, Any, Any] | None = None,
+        self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], keys: Keys = NO_KEYS
     ) -> Any:
         raise NotImplementedError
 
@@ -90,18 +86,16 @@ class Launchable(Sole):
         given: Mapping[str, Any],
         extra: Sequence[Any],
         keywords: Mapping[str, Any],
-        keys: tuple[Any, Any, Any, Any],
+        keys: Sequence[Any] | None,
     ) -> Any:
-        """A call that the generated launch path could not serve; `keys` are its values and facts,
-        under which it looks for the launch the next time, what was left open, and the outputs that
-        it has allocated. What is launched is not remembered where something was given twice, or too
-        much."""
+        """A call that the generated launch path could not serve; `keys`: those of `Keys`. What is
+        launched is not remembered where something was given twice, or too much."""
         parameters = self.parameters
         if extra or any(p.name in keywords for p in parameters):
             return self._launch(grid, (*given.values(), *extra), dict(keywords))
         named = {p.name: given[p.name] for p in parameters if given[p.name] is not p.default}
         named |= {n: value for n, value in keywords.items() if value is not None}
-        return self._launch(grid, (), named, keys)
+        return self._launch(grid, (), named, Keys(*keys or ()))
 
 
 def name_of(kernel: object, function: Callable[..., Any]) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tilec.ir.errors import LaunchError
 from tilec.jit.fastpath import ALIGNMENTS, told_apart
@@ -297,6 +297,20 @@ class Launches(dict[tuple[Any, ...], Ready]):
         return tuple([a & ALIGNMENTS for a in values[: self._arrays]])
 
 
+class Keys(NamedTuple):
+    """What the generated launch path has found of a call that it could not serve: the values and
+    the facts under which it looks for the launch, what was left open, and the outputs that it has
+    allocated."""
+
+    values: tuple[Any, ...] | None = None
+    facts: Any = None
+    opened: Any = None
+    made: Sequence[Any] | None = None
+
+
+NO_KEYS = Keys()
+
+
 class Prepared:
     """What a kernel has made ready, as the generated launch path (`fastpath`) looks for it.
 
@@ -343,21 +357,22 @@ class Prepared:
         self._once.clear()
         self._count = 0
 
-    def remember(self, values: tuple[Any, ...], facts: Any, ready: Ready, recipe: Recipe) -> None:
-        """Find this launch, and launches like it, from now on."""
-        self.count()
+    def remember(
+        self, keys: Keys, chosen: dict[str, int], makers: Iterable[Callable[[], Any]],
+        ready: Ready, recipe: Callable[[], Recipe],
+    ) -> None:  # fmt: skip
+        """Find this launch, and launches like it, from now on, what was `chosen` where something
+        was left open, and the functions that allocate the outputs of calls like this one."""
+        told_by = keys.opened or (None if chosen else keys.facts)
         with contextlib.suppress(TypeError):  # a constant that cannot be a key, such as a list
-            self.memo.setdefault(facts, Launches(self)).remember(values, ready, recipe)
-
-    def remember_outputs(self, what: Any, makers: Iterable[Callable[[], Any]]) -> None:
-        """Find the functions that allocate the outputs of calls like this one."""
-        with contextlib.suppress(TypeError):
-            put(self.plans, what, tuple(makers), LIMIT)
-
-    def remember_chosen(self, opened: Any, constants: dict[str, int]) -> None:
-        """Find what was chosen for calls like this one."""
-        with contextlib.suppress(TypeError):
-            put(self.chosen, opened, constants, LIMIT)
+            if keys.opened is not None:
+                put(self.chosen, keys.opened, chosen, LIMIT)
+            if told_by is not None:
+                put(self.plans, told_by, tuple(makers), LIMIT)
+            if keys.values is not None:
+                self.count()
+                launches = self.memo.setdefault(keys.facts, Launches(self))
+                launches.remember(keys.values, ready, recipe())
 
 
 def put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> Any:

@@ -7,7 +7,7 @@ import ast
 import copy
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -94,6 +94,18 @@ class Replaced(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         found = self.names.get(node.id) if isinstance(node.ctx, ast.Load) else None
         return node if found is None else copy.copy(found)
+
+
+def conditions_in(test: ast.expr) -> list[ast.expr]:
+    """The conditions of which one says that all hold."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def all_of(tests: Sequence[ast.expr]) -> ast.expr:
+    """The condition, where the first is, that all of some hold."""
+    if len(tests) == 1:
+        return tests[0]
+    return ast.copy_location(ast.BoolOp(ast.And(), [*tests]), tests[0])
 
 
 def parsed(text: str, at: ast.AST) -> list[ast.stmt]:

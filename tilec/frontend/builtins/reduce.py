@@ -196,9 +196,7 @@ def _together(t: Expressions, c: Call, kind: str) -> Number:
     """The elements of a region, one after the other: whether they are not 0, combined."""
     c.of("tiles")
     with t.at(c.place("buffer")):
-        region = t.region(c["buffer"], f"the argument of T.{c.builtin}")
-        whole = t.element_tile if region.is_element else t.tile
-        box = t.box(whole(region, f"the argument of T.{c.builtin}"))
+        box = t.box(t.element_tile(c["buffer"], f"the argument of T.{c.builtin}"))
     index, so_far = Value(ScalarType(INT32), "n"), Value(ScalarType(BOOL), "so_far")
     inner = Builder(t.loc)
     indices, behind = [], 1

@@ -182,8 +182,7 @@ def _fill_destination(t: Expressions, c: Call, value: object) -> None:
         if is_open(region):
             fill_open(t, region, value, c.node)
             return
-        whole = t.element_tile if region.is_element else t.tile
-        tile = whole(region, "the destination")
+        tile = t.element_tile(region, "the destination")
     _fill(t, tile, value)
 
 

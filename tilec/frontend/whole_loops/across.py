@@ -34,7 +34,7 @@ from tilec.frontend.whole_loops.nests import (
     unravelled,
 )
 from tilec.ir.types import FLOAT32, next_power_of_2
-from tilec.support.syntax import every, names_in, parsed, stored_names
+from tilec.support.syntax import conditions_in, every, names_in, parsed, stored_names
 
 
 class Fold(NamedTuple):
@@ -177,11 +177,7 @@ for {n}, {c} in {t}.Parallel({self.inner}, {self.width}):
             match value:
                 case ast.Call(ast.Attribute(ast.Name(module), "if_then_else"), [test, one, _], []):
                     if module == self.language:
-                        match test:
-                            case ast.BoolOp(ast.And(), both):
-                                tests += both
-                            case _:
-                                tests.append(test)
+                        tests += conditions_in(test)
                         value = one
                         continue
             return value, tests

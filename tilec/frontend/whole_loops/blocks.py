@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.inner import Inner, Inners
-from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, no_less, unravelled
+from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, unravelled
 from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
@@ -17,7 +17,7 @@ from tilec.frontend.whole_loops.rows import Known, Rows
 from tilec.frontend.whole_loops.side_by_side import SideBySide
 from tilec.frontend.whole_loops.spans import Most, span_of
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.frontend.whole_loops.writing import Gemms, Line, Writer, indented
+from tilec.frontend.whole_loops.writing import Gemms, Given, Line, Writer, indented
 from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
@@ -36,28 +36,27 @@ class Blocks(Writer):
         self.asked = asked
 
     def product(
-        self, p: Product, tiled: Sequence[Tiling], sizes: Mapping[str, str], edges: bool,
-        named: Named,
+        self, parts: Sequence[Product | Pairs], tiled: Sequence[Tiling],
+        sizes: Mapping[str, Given], edges: bool, named: Named,
     ) -> ast.With:  # fmt: skip
-        """A tiled T.gemm for each sum, in a loop for each of `p.parts`, with tiles of `sizes` along
-        what is `tiled`; `edges`: its results are compared with the loop's extents."""
-        m, n = ([p.outer.index(i) for i in line] for line in (tiled[0].rows, tiled[0].columns))
-        batch = [d for d in range(len(p.outer)) if d not in (*m, *n)]
+        """Tiles of `sizes` of sums along what is `tiled`, which a loop for each of `parts` adds up
+        by T.gemm, or of what pairs of rows keep; `edges`: what is done with them is compared with
+        the loop's extents."""
+        m, n = ([self.nest.indices.index(i) for i in x] for x in (tiled[0].rows, tiled[0].columns))
+        batch = [d for d in range(len(self.nest.indices)) if d not in (*m, *n)]
         batches = f", {_product(batch)}" * bool(batch)
         made, loops, counts = list[str](), list[str](), Counter[str]()
         totals, own = dict[str, str](), list[ast.stmt]()
+        self.given |= sizes
 
         def name(base: str) -> str:
             counts[base] += 1
             return _numbered(base, counts[base] - 1)
 
         first, g = 0, None
-        for x, t in zip(p.parts, tiled, strict=True):
-            for d, (index, extent) in enumerate(x.inner, first):
-                count = extent if len(x.inner) == 1 else no_less(extent, self.language)
-                self.given |= {f"J{d}": index, f"K{d}": count}
-            *around, k = range(first, first + len(x.inner))
-            first += len(x.inner)
+        for x, t in zip(parts, tiled, strict=True):
+            *around, k = self.counted(x.inner, first)
+            first = k + 1
             begin, steps = name("first"), f"T.ceildiv(K{k}, BK)"
             begun, span = self._span(
                 x, [*around, k], (m, "by * BM", "BM"), (n, "bx * BN", "BN"),
@@ -79,33 +78,39 @@ class Blocks(Writer):
             made += [*begun, *span, *g.made, *g.begun]
             totals, own = totals | places, own + of_one
             filled = "\n".join([*(o.filled for o in g.tiles.values()), *alone, *g.added])
+            turns = " * ".join([*(f"K{d}" for d in around), steps])
             loops.append(
                 f"""
-    for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
+    for step in T.Pipelined({turns}{", num_stages=2" * bool(g.head)}):
         {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
 {indented(filled, 2)}
 """.strip("\n")
             )
-            totals |= {total: f"{x}[row, column]" for total, x in g.sums.items()}
+            totals |= {total: f"{x}[row, column]" for total, x in g.sums.items() if not g.head}
+        assert g is not None
         behind = "; ".join(f"T.finalize_reducer(fold{n})" for n in range(len(own))) or "pass"
         grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
-        summed = "\n".join(loops)
+        begun_lines, summed = "\n".join(made), "\n".join(loops)
+        head = (
+            g.head
+            or f"""for row, column in T.Parallel(BM, BN):
+    {self._apart("by * BM + row", m)}
+    {self._apart("bx * BN + column", n)}"""
+        )
         text = f"""
 with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
     {self._apart("bz", batch)}
-    {"; ".join(made)}
+{indented(begun_lines, 1)}
 {summed}
     {behind}
-    for row, column in T.Parallel(BM, BN):
-        {self._apart("by * BM + row", m)}
-        {self._apart("bx * BN + column", n)}
+{indented(head, 1)}
         {f"if I{m[0]} < E{m[0]} and I{n[0]} < E{n[0]}: BODY" if edges else "BODY"}
 """
-        self.given |= {"BODY": [*own, *p.before, *p.epilogue], **sizes}
-        return self._written(text, totals)
+        self.given["BODY"] = [*own, *parts[0].behind]
+        return self._written(text, totals, g.places)
 
     def _alone(
-        self, p: Product, g: Gemms, tiled: Tiling, lines: tuple[Line, Line, Line]
+        self, p: Product | Pairs, g: Gemms, tiled: Tiling, lines: tuple[Line, Line, Line]
     ) -> tuple[list[str], dict[str, str], list[ast.stmt]]:
         """Loops that add up what rows alone, or columns alone, say of a step; which elements stand
         for names of these sums, and for what is in tiles; and what gives the author's the sums."""
@@ -139,21 +144,21 @@ for {at}, turn in T.Parallel({line.size}, BK):
         return made, places, [*given.values()]
 
     def _span(
-        self, p: Product, turns: Sequence[int], *lines: tuple[list[int], str, str],
+        self, p: Product | Pairs, turns: Sequence[int], *lines: tuple[list[int], str, str],
         called: tuple[str, str], named: Named,
     ) -> tuple[list[str], list[str]]:  # fmt: skip
         """Statements that say at which step of a tile's sum there is something that conditions do
         not leave out, and for how many steps, `called` so. `turns`: the numbers of its loops,
         `lines`: the indices that tiles go along, where one begins, and how many it has."""
         index = p.inner[-1][0]
-        none, others = ("", 0), zip(turns, p.inner[:-1])
+        none, others, outer = ("", 0), zip(turns, p.inner[:-1]), self.nest.indices
         ranges = {name: (none, (f"K{d}", -1)) for d, (name, _) in others}
         for own, begin, size in lines:
             for d in own:
-                ranges[p.outer[d]] = none, (f"E{d}", -1)
+                ranges[outer[d]] = none, (f"E{d}", -1)
                 if len(own) == 1:
                     end = f"T.min({begin} + {size}, E{d})"
-                    ranges[p.outer[d]] = (f"({begin})", 0), (end, -1)
+                    ranges[outer[d]] = (f"({begin})", 0), (end, -1)
         most, extent = Most(ranges, named, self.put), p.inner[-1][1]
         match extent:
             case ast.Constant(int(n)) if n <= _SHORT:
@@ -173,38 +178,6 @@ for {at}, turn in T.Parallel({line.size}, BK):
         for x in some:
             steps = f"T.if_then_else({x} > 0, {steps}, 0)"
         return first, [f"{called[1]} = {steps}"]
-
-    def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
-        """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of
-        these rows."""
-        m, n = map(self.nest.indices.index, (p.row, p.column))
-        batch = [d for d in range(len(self.nest.indices)) if d not in (m, n)]
-        for d, (index, extent) in enumerate(p.inner):
-            count = extent if len(p.inner) == 1 else no_less(extent, self.language)
-            self.given |= {f"J{d}": index, f"K{d}": count}
-        self.given |= sizes
-        *around, k = range(len(p.inner))
-        extents, steps = [f"K{d}" for d in around], f"T.ceildiv(K{k}, BK)"
-        turn = f"(step % {steps}) * BK"
-        lines = (
-            Line([m], "by * BM", "BM"), Line([n], "bx * BN", "BN"),
-            Line([k], turn, "BK", f"J{k}", f"K{k}"),
-        )  # fmt: skip
-        g = self.paired(p, lines)
-        filled = "\n".join([*(t.filled for t in g.tiles.values()), *g.added])
-        text = f"""
-with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM), {_product(batch)}) as (bx, by, bz):
-    {self._apart("bz", batch)}
-    {"; ".join(g.made)}
-{indented(g.begun[0], 1)}
-    for step in T.Pipelined({" * ".join([*extents, steps])}, num_stages=2):
-        {unravelled([f"J{d}" for d in around], extents, f"(step // {steps})")}
-{indented(filled, 2)}
-{indented(g.head, 1)}
-        if I{m} < E{m} and I{n} < E{n}: BODY
-"""
-        self.given["BODY"] = [*p.named, *p.epilogue]
-        return self._written(text, own=g.places)
 
     def elements(
         self, about: Sequence[int], unit: int, sizes: Sequence[bool], edges: bool, holds: object

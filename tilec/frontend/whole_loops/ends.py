@@ -38,7 +38,7 @@ from tilec.frontend.whole_loops.nests import (
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.tile_places import TilePlaces
 from tilec.ir.types import DType
-from tilec.support.syntax import names_in, parsed, stored_names
+from tilec.support.syntax import all_of, conditions_in, names_in, parsed, stored_names
 
 _SMALLEST = (min, max, T.min, T.max)
 
@@ -81,10 +81,8 @@ class _Ends(ast.NodeTransformer):
         if extent is None or s.orelse or self.named(smaller) is not min:
             return s
         match s.body:
-            case [ast.If(ast.BoolOp(ast.And(), tests), body, [])]:
-                pass
             case [ast.If(test, body, [])]:
-                tests = [test]
+                tests = conditions_in(test)
             case _:
                 return s
         found = [(t, self._end_of(t, s)) for t in tests]
@@ -94,8 +92,7 @@ class _Ends(ast.NodeTransformer):
             return s
         self.changed = True
         if left:
-            test = left[0] if len(left) == 1 else ast.BoolOp(ast.And(), left)
-            body = [ast.copy_location(ast.If(test, body, []), s.body[0])]
+            body = [ast.copy_location(ast.If(all_of(left), body, []), s.body[0])]
         s.body = body
         s.iter.args[-1] = ast.Call(smaller, [extent, *ends], [])
         ast.copy_location(s.iter.args[-1], extent)

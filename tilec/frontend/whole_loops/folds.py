@@ -38,6 +38,7 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
+from tilec.frontend.whole_loops.terms import sign_of
 from tilec.ir.ops import FOLDS
 from tilec.ir.types import FLOAT32, FLOAT64, DType
 from tilec.support.syntax import every, names_in, stored_names
@@ -230,7 +231,7 @@ class Folds(Rows):
         (at,) = found[1].keys() - {found[0].best}
         place, body = found[1][at], chain[-1].body
         changed = {*stored_names(chain[-1]), *map(tensor_of, elements_of(ast.Expr(place)))}
-        sign = _sign_of(place, index_of(chain[0]), changed)
+        sign = sign_of(place, index_of(chain[0]), changed)
         pick = found[0]._replace(at=at, place=place, down=sign < 0)
         if not sign:
             return None
@@ -370,21 +371,6 @@ class Folds(Rows):
                 ours = any(word is w for w in _ATOMICS) and is_alone(self.nest, tensor_of(place))
                 return ours and self._is_pure(value) and self._is_pure(place.slice)
         return False
-
-
-def _sign_of(value: ast.expr, index: str, changed: set[str]) -> int:
-    """1 if an expression is the index of a loop plus what the loop does not change, -1 if it is
-    that less the index, 0 for anything else."""
-    match value:
-        case ast.Name(name) if name == index:
-            return 1
-        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
-            if names_in(right).isdisjoint(changed):
-                return _sign_of(left, index, changed)
-            if names_in(left).isdisjoint(changed):
-                sign = _sign_of(right, index, changed)
-                return -sign if isinstance(op, ast.Sub) else sign
-    return 0
 
 
 def given_by(s: ast.stmt) -> tuple[str, ast.expr | None]:

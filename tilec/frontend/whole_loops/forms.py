@@ -25,16 +25,14 @@ from tilec.frontend.whole_loops.pairs import Pairs, find_pairs
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.frontend.whole_loops.products import Product, find_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
-from tilec.frontend.whole_loops.tilings import LEAST, Tilings
+from tilec.frontend.whole_loops.tilings import LEAST, LONG, USUAL, Tilings
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, magnitude_of
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
 _SMALL = 64  # of an extent, below which no one waits for a loop
-_LONG = 1 << 20  # more than all known lengths
 _MOST_APART = 16  # statements of as many rows as the CPU's vectors have lanes, a load for each
 _MANY = 128  # tiles, that occupy a GPU
-_USUAL = 8192  # where nothing is known of a row's length
 
 
 class WholeLoops(Tilings):
@@ -93,7 +91,8 @@ class WholeLoops(Tilings):
             written = self.frame.source.written
             if key not in written:
                 blocks = Blocks(node, typed, used | self.whole_names, self.threads)
-                written[key] = blocks.product(product, tiled, tiles, edges, named), blocks.names
+                grid = blocks.product(product.parts, tiled, tiles, edges, named)
+                written[key] = grid, blocks.names
             return written[key]
         blocks = Blocks(node, typed, used | self.whole_names, self.threads)
         if nests.is_elementwise(nest, named):
@@ -176,7 +175,7 @@ class WholeLoops(Tilings):
     def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest with sums of products inside of its loops."""
 
-        def find(inner: nests.Nest) -> tuple[Product | Pairs, Tiling | None, int] | None:
+        def find(inner: nests.Nest) -> tuple[Product | Pairs, Tiling, int] | None:
             typed = self._typed(inner, named)
             product, column = self._product(typed, named, used), inner.indices[-1]
             if product is not None and self._is_inside(product, column):
@@ -186,11 +185,11 @@ class WholeLoops(Tilings):
                     dtypes = [d for d in tiled.dtypes.values() if d]
                     return product, tiled, self._widest(product.operands, dtypes)
             pairs = self._pairs(typed, named)
-            if pairs is None or pairs.column != column:
+            if pairs is None or pairs.columns != (column,):
                 return None
             if not all(self._is_fixed(e) for _, e in pairs.inner):
                 return None
-            return pairs, None, self._widest(pairs.operands, ())
+            return pairs, pairs.tiling, self._widest(pairs.operands, ())
 
         used, fresh = self._used_names(), self._fresh
         nest = with_ends_of_rows(nest, named, self._decided, self._dtype_of)
@@ -240,7 +239,7 @@ class WholeLoops(Tilings):
         extents = [self.expression(e) for e in nest.extents]
         blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
         found = [self._about(e) for e in nest.extents]
-        about, unit = [n or _USUAL for n, _ in found], found[-1][1]
+        about, unit = [n or USUAL for n, _ in found], found[-1][1]
         sizes = [any(same_value(e, s) for s in self.sizes.values()) for e in extents]
         edges = not self._stays_inside(nest.body, nest.indices, extents)
         return blocks.elements(about, unit, sizes, edges, in_a_block), blocks.names
@@ -273,7 +272,7 @@ class WholeLoops(Tilings):
         of these is."""
 
         def length(extent: ast.expr) -> int:
-            return self._about(extent)[0] or _LONG
+            return self._about(extent)[0] or LONG
 
         found = find_pairs(nest, named, length) if self.row_lanes else None
         if found is None or any(self._dtype_of(dtype) is None for dtype in found.kept.values()):
@@ -288,7 +287,8 @@ class WholeLoops(Tilings):
         outputs = self._number(blocks.nest.extents)
         side = next((n for n in (64, 32) if outputs >= n * n * _MANY), 16)
         sizes = {"BM": side, "BN": side, "BK": 32}
-        return blocks.pairs(found, {x: ast.Constant(n) for x, n in sizes.items()})
+        given = {x: ast.Constant(n) for x, n in sizes.items()}
+        return blocks.product([found], [found.tiling], given, True, named)
 
     def _over_tiles(
         self, blocks: Blocks, named: nests.Named, inner: Sequence[Inner] = (), across: str = ""

@@ -29,9 +29,8 @@ from tilec.frontend.whole_loops.nests import (
     Nest,
     Put,
     chain_of,
-    counted,
+    counts_of,
     elements_of,
-    index_of,
     stored_tensors,
     unravelled,
 )
@@ -49,26 +48,18 @@ _STEP = 128  # and what it has of longer ones
 
 
 class Inner(NamedTuple):
-    """The sums of a loop's body, and how their tiles are gone along, where T.gemm adds them up; the
+    """The sums of a loop's body, and how their tiles are gone along; the
     indices and extents of the `loops` in one another; the `bytes` of an operand; `names`: what
     stands for each sum, by what the author calls it."""
 
-    loops: list[tuple[str, ast.expr]]
+    loops: Sequence[tuple[str, ast.expr]]
     product: Product | Pairs
-    tiled: Tiling | None
+    tiled: Tiling
     bytes: int
     names: dict[str, str]
 
-    @property
-    def lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The rows and the columns that tiles go along."""
-        if isinstance(self.product, Pairs):
-            return (self.product.row,), (self.product.column,)
-        assert self.tiled is not None
-        return self.tiled.rows, self.tiled.columns
 
-
-Find = Callable[[Nest], tuple[Product | Pairs, Tiling | None, int] | None]
+Find = Callable[[Nest], tuple[Product | Pairs, Tiling, int] | None]
 
 
 def without_sums(
@@ -84,8 +75,8 @@ def without_sums(
             found.append(inner)
             s = _without(s, inner, fresh)
         body.append(s)
-    rows = {i for inner in found for i in inner.lines[0]}
-    lines = [line for inner in found for line in inner.lines]
+    rows = {i for inner in found for i in inner.tiled.rows}
+    lines = [line for inner in found for line in (inner.tiled.rows, inner.tiled.columns)]
     if len(rows) != 1 or not rows <= {*nest.indices} or any(len(line) > 1 for line in lines):
         return None
     for at, (old, new) in enumerate(zip(nest.body, body)):
@@ -110,9 +101,8 @@ def _inner_of(
     chain = chain_of(s) if isinstance(s, ast.For) else []
     if chain and not any(every(ast.For, *chain[-1].body)):
         chain.pop()
-    counts = [(index_of(c), counted(c.iter, named)) for c in chain if not c.orelse]
-    loops = [(index, extent) for index, extent in counts if index and extent is not None]
-    if not loops or len(loops) != len(chain):
+    loops = counts_of(chain, named)
+    if not loops:
         return None
     known, (indices, extents) = _names_for_places(nest, at, named), zip(*loops)
     whole = (*nest.indices, *indices), (*nest.extents, *extents)
@@ -206,9 +196,7 @@ class Inners:
         p, w, last = i.product, self.writer, len(self.writer.nest.indices)
         *others, (index, extent) = i.loops
         w.given |= {f"I{last}": index, f"E{last}": extent}
-        for d, (index, extent) in enumerate(p.inner):
-            w.given |= {f"J{d}": index, f"K{d}": extent}
-        *around, k = range(len(p.inner))
+        *around, k = w.counted(p.inner)
         depth = 0 if around else self.depth(p.inner[-1][1])
         if isinstance(p.inner[-1][1], ast.BinOp):
             depth = 0  # which may be a little more than that
@@ -223,11 +211,7 @@ class Inners:
             Line([last - 1], w.put(row), "BM"), Line([last], w.put(start), "BN"),
             Line([k], "0" if whole else f"{number} * BK", "BK", f"J{k}", f"K{k}"),
         )  # fmt: skip
-        if isinstance(p, Pairs):
-            g = w.paired(p, lines)
-        else:
-            assert i.tiled is not None
-            g = w.gemms(p, i.tiled, lines, w.own)
+        g = w.gemms(p, i.tiled, lines, w.own)
         left = [t.filled for text, t in g.tiles.items() if text in g.left]
         right = [t.filled for text, t in g.tiles.items() if text not in g.left]
         made, each = g.made, [*g.begun, *right, *g.added]

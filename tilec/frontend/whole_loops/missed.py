@@ -7,9 +7,9 @@ import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
-from tilec.frontend.whole_loops.nests import Named, Nest, chain_of
+from tilec.frontend.whole_loops.nests import Named, Nest, chain_of, counts_of
 from tilec.frontend.whole_loops.operands import Operand
-from tilec.frontend.whole_loops.reader import Reader, counts_of, sizes_along
+from tilec.frontend.whole_loops.reader import Reader, sizes_along
 from tilec.support.syntax import names_in, stored_names
 
 

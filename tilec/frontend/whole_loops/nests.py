@@ -168,6 +168,17 @@ def index_of(loop: ast.For) -> str:
     return loop.target.id if isinstance(loop.target, ast.Name) else ""
 
 
+def counts_of(loops: Sequence[ast.For], named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
+    """The indices and the extents of loops that all count from 0 by 1; None for any other."""
+    found = []
+    for s in loops:
+        extent = counted(s.iter, named)
+        if extent is None or s.orelse or not index_of(s):
+            return None
+        found.append((index_of(s), extent))
+    return tuple(found)
+
+
 def declared(nest: Nest) -> dict[str, ast.expr]:
     """The variables of a nest's body that are written with a dtype, with these."""
     return {

@@ -20,7 +20,7 @@ from tilec.frontend.whole_loops.nests import (
     stored_tensors,
     tensor_of,
 )
-from tilec.support.syntax import name_nodes, names_in, stored_names
+from tilec.support.syntax import conditions_in, name_nodes, names_in, stored_names
 
 
 def with_sums_of_one(nest: Nest) -> Nest:
@@ -77,10 +77,9 @@ def _added(s: ast.stmt) -> ast.stmt:
 
 def _is_one(test: ast.expr, chain: Sequence[ast.For]) -> bool:
     """Whether one iteration of the loops at most meets a condition."""
-    tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     changed, written = {*stored_names(chain[0])}, stored_tensors(chain[0])
     told = set[str]()
-    for t in tests:
+    for t in conditions_in(test):
         match t:
             case ast.Compare(left, [ast.Eq()], [right]):
                 for index, other in ((left, right), (right, left)):

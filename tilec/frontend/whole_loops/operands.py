@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilec.frontend.whole_loops.nests import elements_of, indices_of
+from tilec.frontend.whole_loops.terms import added_in, without
 from tilec.ir.types import DType
 from tilec.support.syntax import names_in
 
@@ -40,7 +41,8 @@ class Operand:
     def where(self, name: str) -> int | None:
         """The dimension along which it goes by `name`, which no other index depends on."""
         found = [d for d, i in enumerate(self.indices) if name in names_in(i)]
-        return found[0] if len(found) == 1 and _goes_by(self.indices[found[0]], name) else None
+        goes_by = [without(name, added_in(self.indices[d]))[0] == 1 for d in found]
+        return found[0] if goes_by == [True] else None
 
     def is_along(self, name: str) -> bool:
         """Whether `name` alone is an index, and no other depends on it."""
@@ -115,19 +117,5 @@ def sides_of(
 
 def beside(index: ast.expr, name: str) -> list[ast.expr]:
     """What is added to `name` in an index."""
-    return [t for t in _terms(index) if not (isinstance(t, ast.Name) and t.id == name)]
-
-
-def _goes_by(index: ast.expr, name: str) -> bool:
-    """Whether an index is `name`, or that plus what does not depend on it."""
-    rest = beside(index, name)
-    return len(rest) == len(_terms(index)) - 1 and name not in names_in(*rest)
-
-
-def _terms(index: ast.expr) -> list[ast.expr]:
-    match index:
-        case ast.BinOp(left, ast.Add(), right):
-            return _terms(left) + _terms(right)
-        case ast.BinOp(left, ast.Sub(), right):
-            return [*_terms(left), ast.copy_location(ast.UnaryOp(ast.USub(), right), right)]
-    return [index]
+    _, rest = without(name, added_in(index))
+    return [x if s > 0 else ast.copy_location(ast.UnaryOp(ast.USub(), x), x) for s, x in rest]

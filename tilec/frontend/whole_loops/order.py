@@ -47,7 +47,16 @@ from tilec.frontend.whole_loops.nests import (
 from tilec.frontend.whole_loops.once import with_sums_of_one
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import BOOL
-from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, placed, stored_names
+from tilec.support.syntax import (
+    all_of,
+    every,
+    headed,
+    name_nodes,
+    names_in,
+    parsed,
+    placed,
+    stored_names,
+)
 
 Decided = Callable[[ast.expr], bool | None]
 
@@ -316,8 +325,8 @@ class _Simple:
             return [s]
         if isinstance(s, ast.Pass):
             return []
-        test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), [*tests])
-        return [ast.copy_location(ast.If(ast.copy_location(test, s), [s], []), s)]
+        test = ast.copy_location(all_of(tests), s)
+        return [ast.copy_location(ast.If(test, [s], []), s)]
 
     def _without_names(self, s: ast.If) -> ast.If:
         """A condition without names of its own: what they stand for is in their place."""

@@ -19,8 +19,16 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilec.frontend.whole_loops.nests import Named, Nest, chain_of, counted, elements_of, index_of
-from tilec.frontend.whole_loops.operands import Operand, element_of
+from tilec.frontend.whole_loops.folds import given_by
+from tilec.frontend.whole_loops.nests import (
+    Named,
+    Nest,
+    chain_of,
+    counts_of,
+    elements_of,
+    index_of,
+)
+from tilec.frontend.whole_loops.operands import Operand, Tiling, element_of
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
@@ -32,10 +40,11 @@ _SHORT = 8  # what they are compared by
 class Pairs:
     """A nest of which tiles go along a row, a column and the last of the loops `inner`, which do
     `body`. `kept`: variables with their dtypes; `tiles`: the elements that come to shared memory.
-    `before` stands before the loops, `epilogue` behind them, and `named` are names for both."""
+    `before` stands before the loops, `epilogue` behind them, and `named` are names for both. Of
+    what products may have, it has no conditions and no sums of rows or columns alone."""
 
-    row: str
-    column: str
+    rows: tuple[str]
+    columns: tuple[str]
     inner: tuple[tuple[str, ast.expr], ...]
     kept: dict[str, ast.expr]
     tiles: tuple[Operand, ...]
@@ -43,10 +52,19 @@ class Pairs:
     named: tuple[ast.stmt, ...]
     body: tuple[ast.stmt, ...]
     epilogue: tuple[ast.stmt, ...]
+    guards: tuple[()] = ()
+    tests: tuple[()] = ()
+    alone: tuple[()] = ()
 
     @property
     def operands(self) -> tuple[Operand, ...]:
         return self.tiles
+
+    @property
+    def tiling(self) -> Tiling:
+        """All operands are copied."""
+        copied, none = frozenset(e.text for e in self.tiles), frozenset[str]()
+        return Tiling(self.rows, self.columns, copied, none, {}, none, {})
 
     @property
     def behind(self) -> tuple[ast.stmt, ...]:
@@ -65,10 +83,10 @@ def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> P
     if not isinstance(loop, ast.For) or any(every(ast.For | ast.While | ast.With, *epilogue)):
         return None
     chain = chain_of(loop)
-    inner = tuple((index_of(s), e) for s in chain if (e := counted(s.iter, named)) and not s.orelse)
+    inner, begun = counts_of(chain, named), _begun(before)
     body, own = tuple(chain[-1].body), {*map(index_of, chain)}
-    begun, kept = _begun(before), dict[str, ast.expr]()
-    if len(inner) < len(chain) or begun is None or not all(_is_straight(s, named) for s in body):
+    kept = dict[str, ast.expr]()
+    if inner is None or begun is None or not all(_is_straight(s, named) for s in body):
         return None
     changed = assigned_names(body)
     for s in begun.values():
@@ -97,8 +115,9 @@ def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> P
     if length(inner[-1][1]) < _SHORT:
         return None
     tiles = {e.text: e for e in elements if e.names & {*found}}
+    (row, column), named_too = found, tuple(others.values())
     return Pairs(
-        *found, inner, kept, tuple(tiles.values()), before, tuple(others.values()), body, epilogue
+        (row,), (column,), inner, kept, tuple(tiles.values()), before, named_too, body, epilogue
     )
 
 
@@ -123,16 +142,8 @@ def _lines(
 
 def _begun(before: Sequence[ast.stmt]) -> dict[str, ast.stmt] | None:
     """The statements that give names a value, one each; None where there are others."""
-    made: dict[str, ast.stmt] = {}
-    for s in before:
-        match s:
-            case ast.Assign([ast.Name(name)], _) | ast.AnnAssign(ast.Name(name), _, ast.expr()):
-                if name in made:
-                    return None
-                made[name] = s
-            case _:
-                return None
-    return made
+    made = {name: s for s in before for name, value in [given_by(s)] if value is not None}
+    return made if len(made) == len(before) else None
 
 
 def _is_straight(s: ast.stmt, named: Named) -> bool:

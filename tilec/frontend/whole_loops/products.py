@@ -26,15 +26,16 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
     as_one_loop,
+    counts_of,
     elements_of,
 )
 from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
-from tilec.frontend.whole_loops.reader import Added, Decided, Own, Reader, counts_of, sizes_along
+from tilec.frontend.whole_loops.reader import Added, Decided, Own, Reader, sizes_along
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.several import by_loops
 from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
-from tilec.support.syntax import every, names_in, stored_names
+from tilec.support.syntax import all_of, conditions_in, every, names_in, stored_names
 
 _SHORT = 16  # what is added up, of which a thread adds all
 _FEW = 32  # what is added up, along which a tile may be nearly empty
@@ -153,9 +154,8 @@ def product_of(nest: Nest, named: Named, decided: Decided, length: Length) -> Pr
     begun = (*{ast.unparse(s): s for p in found for s in p.before}.values(),)
     epilogue = first.epilogue
     if guards:
-        test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), list(guards))
-        test = ast.copy_location(test, guards[0])
-        guarded = ast.copy_location(ast.If(test, [*begun, *epilogue], [*otherwise]), nest.body[-1])
+        branch = ast.If(all_of(guards), [*begun, *epilogue], [*otherwise])
+        guarded = ast.copy_location(branch, nest.body[-1])
         begun, epilogue = (), (guarded,)
     return replace(first, before=begun, epilogue=epilogue, more=tuple(more))
 
@@ -241,12 +241,7 @@ def _guarded(
     """The conditions under which iterations do anything, what they do, and what others do."""
     match nest.body:
         case [ast.If(test, body, otherwise)] if not elements_of(ast.Expr(test)):
-            match test:
-                case ast.BoolOp(ast.And(), tests):
-                    pass
-                case _:
-                    tests = [test]
-            return tuple(tests), as_one_loop(body), tuple(otherwise)
+            return tuple(conditions_in(test)), as_one_loop(body), tuple(otherwise)
     return (), as_one_loop(nest.body), ()
 
 
@@ -320,10 +315,8 @@ def _levels(
         match body[-1]:
             case ast.For() as inner:
                 loops.append(inner)
-            case ast.If(ast.BoolOp(ast.And(), both), _, []) as inner:
-                tests += both
             case ast.If(test, _, []) as inner:
-                tests.append(test)
+                tests += conditions_in(test)
             case _:
                 return loops, between, body, tests
         between += body[:-1]

@@ -17,30 +17,17 @@ from tilec.frontend.whole_loops.nests import (
     Put,
     called,
     cast_of,
-    counted,
-    index_of,
     indices_of,
     is_zero,
     other_operand,
 )
 from tilec.frontend.whole_loops.operands import Operand
 from tilec.frontend.whole_loops.rows import is_pure
-from tilec.frontend.whole_loops.spans import added_in
+from tilec.frontend.whole_loops.terms import added_in
 from tilec.support.syntax import every, names_in, placed, stored_names
 
 Decided = Callable[[ast.expr], bool | None]
 Added = tuple[ast.expr, ast.expr, Operand, Operand]
-
-
-def counts_of(loops: Sequence[ast.For], named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
-    """The indices and the extents of loops."""
-    found = []
-    for s in loops:
-        extent = counted(s.iter, named)
-        if extent is None or s.orelse or not index_of(s):
-            return None
-        found.append((index_of(s), extent))
-    return tuple(found)
 
 
 def sizes_along(pair: Sequence[Operand], index: str) -> list[ast.expr]:

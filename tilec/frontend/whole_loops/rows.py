@@ -25,6 +25,7 @@ from tilec import language as T
 from tilec.builtins import formulas, maths
 from tilec.frontend.python_numbers import word_for
 from tilec.frontend.whole_loops import nests
+from tilec.frontend.whole_loops.terms import sign_of
 from tilec.ir.types import DType
 from tilec.support.syntax import assigned_names, name_nodes, names_in, parsed
 
@@ -100,7 +101,7 @@ class Rows:
         inner = {nests.index_of(s) for s in self.nest.body if isinstance(s, ast.For)}
         elements = nests.elements_of(*self.nest.body)
         last = [nests.indices_of(n)[-1] for n in elements]
-        ends = {name for name in inner for n in last if _goes_along(n, name, inner)}
+        ends = {name for name in inner for n in last if sign_of(n, name, inner)}
         own = self.nest.indices[-1]
         matrices = [nests.indices_of(e) for e in elements if len(nests.indices_of(e)) > 1]
         columns = [last for *rows, last in matrices if own not in names_in(*rows)]
@@ -261,18 +262,7 @@ def is_pure(value: ast.expr, named: nests.Named, language: str = "") -> bool:
 
 def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
     """Whether iterations of a loop that differ in `name` alone have different places."""
-    return any(_goes_along(index, name, changed) for index in nests.indices_of(place))
-
-
-def _goes_along(index: ast.expr, name: str, changed: set[str]) -> bool:
-    """Whether an index is `name`, or its negative, plus what no loop changes."""
-    match index:
-        case ast.BinOp(left, ast.Add() | ast.Sub(), right):
-            return any(
-                _goes_along(a, name, changed) and names_in(b).isdisjoint(changed)
-                for a, b in ((left, right), (right, left))
-            )
-    return isinstance(index, ast.Name) and index.id == name
+    return any(sign_of(index, name, changed) for index in nests.indices_of(place))
 
 
 def needed_by(s: ast.stmt) -> set[str]:

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 from tilec import language as T
 from tilec.frontend.whole_loops.nests import Named, Put
 from tilec.frontend.whole_loops.operands import Operand, sides_of
+from tilec.frontend.whole_loops.terms import Terms, added_in, sum_of, without
 from tilec.support.syntax import names_in
 
-Terms = list[tuple[int, ast.expr]]
 Bound = tuple[str, int]
 """A sum of a text, which may be empty, and a number."""
 Range = tuple[Bound, Bound]
@@ -98,25 +98,6 @@ def _text(bound: Bound) -> str:
     if not number:
         return text or "0"
     return f"({text} {'+' if number > 0 else '-'} {abs(number)})" if text else f"({number})"
-
-
-def added_in(node: ast.expr, sign: int = 1) -> Terms:
-    """What an expression adds up, with signs."""
-    match node:
-        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
-            other = sign if isinstance(op, ast.Add) else -sign
-            return added_in(left, sign) + added_in(right, other)
-        case ast.UnaryOp(ast.USub(), value):
-            return added_in(value, -sign)
-    return [(sign, node)]
-
-
-def without(index: str, terms: Terms) -> tuple[int, Terms]:
-    """How often `index` is added, and what else is; no times where it stands in what else is."""
-    rest = [(s, x) for s, x in terms if not (isinstance(x, ast.Name) and x.id == index)]
-    if any(index in names_in(x) for _, x in rest):
-        return 0, terms
-    return sum(s for s, x in terms) - sum(s for s, x in rest), rest
 
 
 def limits(test: ast.expr, index: str) -> list[tuple[int, Terms]]:
@@ -220,20 +201,9 @@ def turns_of(
             sign, rest = without(index, added_in(at))
             if abs(sign) == 1:
                 name = ast.Name(index, ast.Load())
-                before = _sum([(sign, name), *((-sign * s, x) for s, x in rest)], at)
+                before = sum_of([(sign, name), *((-sign * s, x) for s, x in rest)], at)
                 shape = ast.Attribute(copy.deepcopy(o.tensor), "shape", ast.Load())
                 extent = ast.Subscript(shape, ast.Constant(d), ast.Load())
                 ast.fix_missing_locations(ast.copy_location(extent, at))
                 found.append(Turn(index, ast.unparse(at), before, extent))
     return found
-
-
-def _sum(terms: Terms, at: ast.expr) -> ast.expr:
-    made: ast.expr | None = None
-    for sign, x in sorted(terms, key=lambda t: -t[0]):
-        if made is None:
-            made = x if sign > 0 else ast.UnaryOp(ast.USub(), x)
-        else:
-            made = ast.BinOp(made, ast.Add() if sign > 0 else ast.Sub(), x)
-    assert made is not None
-    return ast.fix_missing_locations(ast.copy_location(copy.deepcopy(made), at))

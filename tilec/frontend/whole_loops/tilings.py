@@ -23,8 +23,8 @@ from tilec.target import Target
 LEAST = 16  # rows, columns, or what is added up, for which tiles are computed
 _MOST_BLOCKS = Target.grid_limits[2]  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
-_LONG = 1 << 20  # more than all known lengths
-_USUAL = 8192  # where nothing is known of a row's length
+LONG = 1 << 20  # more than all known lengths
+USUAL = 8192  # where nothing is known of a row's length
 
 
 class Tilings(Statements):
@@ -61,7 +61,7 @@ class Tilings(Statements):
                 return self._about(left)[0], 1
             case ast.Name(index) if index in self.whole_indices:
                 return self._about(self.whole_extents[self.whole_indices.index(index)])[0], 1
-        usual = _USUAL, 1
+        usual = USUAL, 1
         if not self._is_fixed(extent):
             return usual
         value = self.expression(extent)
@@ -69,7 +69,7 @@ class Tilings(Statements):
 
     def _number(self, extents: Sequence[ast.expr]) -> int:
         """About how many iterations loops have."""
-        return math.prod(self._about(e)[0] or _USUAL for e in extents)
+        return math.prod(self._about(e)[0] or USUAL for e in extents)
 
     def _decided(self, test: ast.expr) -> bool | None:
         """What is known of a condition before the kernel runs."""
@@ -134,7 +134,7 @@ class Tilings(Statements):
             return None
 
         def length(index: str) -> int:
-            known = self._about(extents[index])[0] or _LONG
+            known = self._about(extents[index])[0] or LONG
             return known if known >= _MOST_BLOCKS else min(known, _FULL)
 
         dtypes, inner = self._tile_dtypes(p, nest, named), p.inner[-1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tilec import language as T
-from tilec.frontend.whole_loops.nests import Nest, Put, fresh_name, unravelled
+from tilec.frontend.whole_loops.nests import Nest, Put, fresh_name, no_less, unravelled
 from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
@@ -69,12 +69,22 @@ class Writer:
         for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
             self.given |= {f"I{d}": index, f"E{d}": extent}
 
+    def counted(self, inner: Sequence[tuple[str, ast.expr]], first: int = 0) -> range:
+        """The numbers, from `first`, by which the text of a program names the indices and the
+        extents of loops in one another."""
+        for d, (index, extent) in enumerate(inner, first):
+            count = extent if len(inner) == 1 else no_less(extent, self.language)
+            self.given |= {f"J{d}": index, f"K{d}": count}
+        return range(first, first + len(inner))
+
     def gemms(
-        self, p: Product, tiled: Tiling, lines: tuple[Line, Line, Line],
+        self, p: Product | Pairs, tiled: Tiling, lines: tuple[Line, Line, Line],
         name: Callable[[str], str], known: Gemms | None = None,
     ) -> Gemms:  # fmt: skip
         """`lines`: of rows, of columns, and of the sum; `name` makes names of a base; `known`: what
         a loop before this one adds up, maybe to the same sums, and whose tiles are free again."""
+        if isinstance(p, Pairs):
+            return self._paired(p, lines)
         rows, columns, turns = lines
         tiles, left = dict[str, OperandTile](), set[str]()
         sums, kinds = (dict(known.sums), dict(known.kinds)) if known else ({}, {})
@@ -102,14 +112,14 @@ class Writer:
         made = [*(t.made for t in tiles.values() if t.made), *made]
         return Gemms(tiles, left, sums, made, begun, added, kinds)
 
-    def paired(self, p: Pairs, lines: tuple[Line, Line, Line]) -> Gemms:
+    def _paired(self, p: Pairs, lines: tuple[Line, Line, Line]) -> Gemms:
         """What pairs of rows keep instead of sums of products: tiles of all their elements, with
         which threads do four iterations of the loop at once, and then those that are left."""
         rows, columns, k = lines
         row, column, turn = map(self.own, ("row", "column", "turn"))
         tiles, left, places, sums = dict[str, OperandTile](), set[str](), dict[str, str](), {}
         for e in p.tiles:
-            line, at = (rows, row) if p.row in e.names else (columns, column)
+            line, at = (rows, row) if {*p.rows} & e.names else (columns, column)
             begins = {str(self.given[f"I{line.indices[0]}"]): (line.begin, line.size)}
             begins[str(self.given[k.turn])] = k.begin, k.size
             tile = tiles[e.text] = self._tile(self.own("tile"), e, begins)
