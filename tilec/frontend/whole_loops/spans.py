@@ -19,14 +19,13 @@ A sum along a diagonal, of which the columns' operand depends on rows, goes by w
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec import language as T
 from tilec.frontend.whole_loops.nests import Named, Put
 from tilec.frontend.whole_loops.operands import Operand, sides_of
-from tilec.support.syntax import names_in
+from tilec.support.syntax import copied, names_in
 
 Terms = list[tuple[int, ast.expr]]
 Bound = tuple[str, int]
@@ -176,7 +175,7 @@ class Turn:
 
     def of(self, node: ast.expr) -> ast.expr:
         """An expression by the new index."""
-        made = _Turned(self).visit(copy.deepcopy(node))
+        made = _Turned(self).visit(copied(node))
         assert isinstance(made, ast.expr)
         return made
 
@@ -187,7 +186,7 @@ class Turn:
     def inside(self, extent: ast.expr) -> ast.expr:
         """The condition that the sum has such an iteration, of `extent` it had."""
         zero, both = ast.Constant(0), [self.before, extent]
-        made = ast.Compare(zero, [ast.LtE(), ast.Lt()], copy.deepcopy(both))
+        made = ast.Compare(zero, [ast.LtE(), ast.Lt()], copied(both))
         return ast.fix_missing_locations(ast.copy_location(made, extent))
 
 
@@ -221,7 +220,7 @@ def turns_of(
             if abs(sign) == 1:
                 name = ast.Name(index, ast.Load())
                 before = _sum([(sign, name), *((-sign * s, x) for s, x in rest)], at)
-                shape = ast.Attribute(copy.deepcopy(o.tensor), "shape", ast.Load())
+                shape = ast.Attribute(copied(o.tensor), "shape", ast.Load())
                 extent = ast.Subscript(shape, ast.Constant(d), ast.Load())
                 ast.fix_missing_locations(ast.copy_location(extent, at))
                 found.append(Turn(index, ast.unparse(at), before, extent))
@@ -236,4 +235,4 @@ def _sum(terms: Terms, at: ast.expr) -> ast.expr:
         else:
             made = ast.BinOp(made, ast.Add() if sign > 0 else ast.Sub(), x)
     assert made is not None
-    return ast.fix_missing_locations(ast.copy_location(copy.deepcopy(made), at))
+    return ast.fix_missing_locations(ast.copy_location(copied(made), at))
