@@ -264,7 +264,7 @@ def _under(
     warp is uniform over itself)."""
     for o in block.ops:
         yield o, cause, level
-        if not any(_needed_by(cls) is not None for r in o.regions for cls in r.kinds):
+        if not any(map(_may_meet, o.regions)):
             continue
         match o:
             case ops.If() | ops.For() | ops.While():
@@ -328,6 +328,11 @@ def _needed_by(cls: type[Op]) -> Level | None:
         if not cls.__module__.endswith((".tile", ".scan")) or cls.opname in _FREE_TILE_OPS:
             return None
     return Level.THREAD
+
+
+def _may_meet(block: Block) -> bool:
+    """Whether an op of a class of which some make threads meet is in a block."""
+    return any(_needed_by(cls) is not None for cls in block.kinds)  # type: ignore[arg-type]
 
 
 def _needs(o: Op) -> Level | None:

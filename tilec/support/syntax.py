@@ -18,7 +18,7 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
     more than where it stands."""
     found = [tree]
     for node in found:  # which grows
-        for name in _parts(type(node)):
+        for name in _parts(type(node)):  # type: ignore[arg-type]
             part = getattr(node, name, None)
             if isinstance(part, ast.AST):
                 found.append(part)

@@ -199,7 +199,7 @@ class Inners:
             before = self.made[key].before
         made = self.made[key]
         tiles = dict(zip(found.names.values(), made.tiles.values(), strict=True))
-        return Summed(before, copied(made.each), tiles, made.ahead)
+        return Summed(before, [*map(copied, made.each)], tiles, made.ahead)
 
     def _written(self, i: Inner, row: str, start: str, sizes: tuple[int, int]) -> Summed:
         """With the fragments by what the author calls the sums."""

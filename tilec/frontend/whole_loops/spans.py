@@ -185,8 +185,8 @@ class Turn:
 
     def inside(self, extent: ast.expr) -> ast.expr:
         """The condition that the sum has such an iteration, of `extent` it had."""
-        zero, both = ast.Constant(0), [self.before, extent]
-        made = ast.Compare(zero, [ast.LtE(), ast.Lt()], copied(both))
+        zero, both = ast.Constant(0), [copied(self.before), copied(extent)]
+        made = ast.Compare(zero, [ast.LtE(), ast.Lt()], both)
         return ast.fix_missing_locations(ast.copy_location(made, extent))
 
 

@@ -294,8 +294,11 @@ class _Fill(ast.NodeTransformer):
 
     def _own(self, node: ast.AST) -> ast.AST:
         """A copy of the author's syntax."""
-        element = self.elements and isinstance(node, ast.Name | ast.Subscript)
-        if element and (text := ast.unparse(node)) in self.elements:
+        if (
+            self.elements
+            and isinstance(node, ast.Name | ast.Subscript)
+            and (text := ast.unparse(node)) in self.elements
+        ):
             made = ast.parse(self.elements[text], mode="eval").body
             assert isinstance(made, ast.Subscript)
             made.ctx = node.ctx
