@@ -44,13 +44,11 @@ class RaceCheck:
     the block."""
 
     def __init__(self, size: int) -> None:
-        def empty(value: int) -> np.ndarray:
-            return np.full(size, value, np.int64)
-
-        self.writer, self.w_epoch, self.w_warp, self.w_scope = (empty(v) for v in (-1, 0, 0, -1))
+        # Scopes count from 1: of a granule whose scope is 0 nothing else is looked at.
+        self.writer, self.w_epoch, self.w_warp, self.w_scope = np.zeros((4, size), np.int64)
         self.unfenced = np.zeros(size, bool)
-        self.first, self.last = empty(1 << 40), empty(-1)  # the range of threads that have read
-        self.r_epoch, self.r_warp, self.r_scope = empty(0), empty(0), empty(-1)
+        self.first, self.last = np.zeros((2, size), np.int64)  # the range of threads that have read
+        self.r_epoch, self.r_warp, self.r_scope = np.zeros((3, size), np.int64)
         self.by_product = np.zeros(size, bool)  # nothing but products of a warpgroup has read
 
     def read(self, c: Clock, at: np.ndarray, thread: np.ndarray, what: str) -> None:
@@ -153,4 +151,4 @@ class RaceCheck:
     def _note_write(self, c: Clock, at: np.ndarray, thread: np.ndarray, epoch: int) -> None:
         self.writer[at], self.w_epoch[at] = thread, epoch
         self.w_warp[at], self.w_scope[at] = c.warp_epoch, c.number
-        self.r_scope[at] = -1  # whoever is behind this write is behind the reads before it
+        self.r_scope[at] = 0  # whoever is behind this write is behind the reads before it

@@ -103,7 +103,7 @@ _MAY_WAIT = (
 )  # fmt: skip
 
 
-_NUMBERS = (ops.Const, ops.Binary, ops.Unary, ops.Fma, ops.Compare, ops.Cast)
+_NUMBERS = {ops.Binary, ops.Unary, ops.Fma, ops.Compare, ops.Cast}
 
 
 @functools.cache
@@ -122,11 +122,21 @@ class _Agent:
         self.n = warps * self.size
         self.lanes = np.arange(self.n)
         self.env = env
+        self.constants: dict[Op, np.ndarray] = {}
         self.first = first_warp
         self.mask = np.ones(self.n, bool)
         self.frags: dict[Value, np.ndarray] = {}
         self.clock = Clock(m.agents, self.size)
         self.races = m.races
+
+    @property
+    def mask(self) -> np.ndarray:
+        """The threads that are here; `whole`: all of them."""
+        return self._mask
+
+    @mask.setter
+    def mask(self, mask: np.ndarray) -> None:
+        self._mask, self.whole = mask, bool(mask.all())
 
     def get(self, v: Value) -> np.ndarray:
         got = self.env[v]
@@ -137,7 +147,7 @@ class _Agent:
 
     def one(self, v: Value) -> int:
         """A value that all active threads agree on."""
-        got = self.get(v)[self.mask]
+        got = self.get(v) if self.whole else self.get(v)[self.mask]
         if not (got == got[0]).all():
             raise BadAccess(f"%{v.name} differs among threads")
         return int(got[0])
@@ -184,10 +194,16 @@ class _Agent:
                     yield
 
     def loop(self, o: ops.For) -> Iterator[None]:
-        index, hi, step = self.get(o.lo).copy(), self.get(o.hi), self.get(o.step)
+        index, hi, step = bounds = self.get(o.lo), self.get(o.hi), self.get(o.step)
         carried = [self.get(v) for v in o.inits]
         outer = self.mask
-        while True:
+        alike = self.whole and all((x == x[0]).all() for x in bounds)
+        for n in range(*(int(x[0]) for x in bounds)) if alike else ():
+            self.env[o.body.args[0]] = np.full(self.n, n, index.dtype)
+            self.env.update(zip(o.body.args[1:], carried))
+            yield from self.run(o.body)
+            carried = [self.get(v) for v in ops.yielded(o.body)]
+        while not alike:
             mask = outer & (index < hi)
             if not mask.any():
                 break
@@ -247,8 +263,13 @@ class _Agent:
 
     def simple(self, o: Op) -> None:
         get, put, lanes = self.get, self.set, self.lanes
-        if isinstance(o, _NUMBERS):
+        if type(o) in _NUMBERS:
             return put(o, o.evaluate(*map(get, o.operands)))
+        if isinstance(o, ops.Const):
+            if o not in self.constants:
+                put(o, o.evaluate())
+                self.constants[o] = get(o.result)
+            return put(o, self.constants[o])
         if isinstance(o, ops.MemLoad | ops.MemStore):
             return self.memory(o)
         if isinstance(o, ops.RegRead):
@@ -389,7 +410,7 @@ class _Agent:
         return np.broadcast_to(at, (self.n,))
 
     def write(self, v: Value, at: np.ndarray, value: np.ndarray) -> None:
-        if self.mask.all():
+        if self.whole:
             self.frags[v][self.lanes, at] = value
             return
         who = np.flatnonzero(self.mask)
@@ -434,12 +455,13 @@ class _Agent:
         at = self.get(o.offset).astype(np.int64)[:, None] + np.arange(lanes)
         kind = num.numpy_dtype(v.dtype)
         if load:
-            other = 0 if o.other is None else self.get(o.other)[:, None]
-            out = np.broadcast_to(np.asarray(other, kind), (self.n, lanes)).copy()
+            out = np.zeros((self.n, lanes), kind)
+            if o.other is not None:
+                out[:] = self.get(o.other)[:, None]
         else:
-            value = self.env[o.value]
-            value = np.broadcast_to(value, (self.n,))[:, None] if np.ndim(value) < 2 else value
-        whole = bool(mask.all())
+            value = self.get(o.value)
+            value = value[:, None] if value.ndim < 2 else value
+        whole = self.whole if mask is self.mask else bool(mask.all())
         mine = slice(None) if whole else mask
         if v.buffer.space == "shared":
             address = self.where(v, at.T).T[mine]
@@ -628,16 +650,14 @@ class _Agent:
             first, count = self.one(register) * pack, layout.size("reg")
             regs = self.frags[frag][:, first : first + count].reshape(-1, self.size, count)
             parts.append((regs, layout, frag, first, count))
-        for w in range(parts[0][0].shape[0]):
-            tiles = []
-            for regs, layout, *_ in parts:
-                tile = np.zeros(layout.shape, regs.dtype)
-                tile[_places(layout, "lane", "reg")] = regs[w]
-                tiles.append(tile)
-            done = row.semantics(*tiles)
-            _, layout, frag, first, count = parts[2]
-            out = done[_places(layout, "lane", "reg")]
-            self.frags[frag][w * self.size : (w + 1) * self.size, first : first + count] = out
+        tiles = []
+        for regs, layout, *_ in parts:
+            tile = np.zeros((len(regs), *layout.shape), regs.dtype)
+            tile[:, *_places(layout, "lane", "reg")] = regs
+            tiles.append(tile)
+        _, layout, frag, first, count = parts[2]
+        out = row.semantics(*tiles)[:, *_places(layout, "lane", "reg")]
+        self.frags[frag][:, first : first + count] = out.reshape(self.n, count)
 
     def wgmma(self, o: ops.Wgmma) -> None:
         row = find_instruction(o.instr)

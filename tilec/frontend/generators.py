@@ -13,12 +13,20 @@ elements of tensors and of what a kernel allocates: sums of what is known at com
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.support.syntax import Replaced, every, headed, names_in, own_names, parsed, placed
+from tilec.support.syntax import (
+    Replaced,
+    copied,
+    every,
+    headed,
+    names_in,
+    own_names,
+    parsed,
+    placed,
+)
 
 _FEW = 16  # elements that are added without a loop
 _MADE = ast.ListComp | ast.GeneratorExp
@@ -158,7 +166,7 @@ class _Loops(ast.NodeTransformer):
                 begin = node.args[1] if len(node.args) > 1 else begin
             else:
                 places = {g.target.id: _first(g) for g in generators}
-                begin = Replaced(places).visit(copy.deepcopy(element))
+                begin = Replaced(places).visit(copied(element))
             counted = word == "sum" and isinstance(element, ast.Compare)
             (step,) = parsed((_COUNT if counted else _STEPS[word]).format(total), element)
             body: list[ast.stmt] = [Replaced({"x": element}).visit(step)]

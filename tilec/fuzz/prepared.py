@@ -9,7 +9,6 @@ iteration by iteration. Statements of thread-level code are done for all threads
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +24,7 @@ from tilec.fuzz.meaning import Words
 from tilec.fuzz.numbers import Number, arithmetic, index
 from tilec.fuzz.program import PLAIN, Launch
 from tilec.ir.types import find_dtype
-from tilec.support.syntax import every, name_nodes, names_in
+from tilec.support.syntax import copied, every, name_nodes, names_in
 
 PYTHON_FAULTS = (
     ArithmeticError, AttributeError, LookupError, TypeError, UnboundLocalError, ValueError
@@ -151,7 +150,7 @@ def _scalar(annotation: object, value: Any) -> Any:
 
 def changed(function: ast.FunctionDef) -> ast.FunctionDef:
     """A kernel or a macro as Python runs it, a copy; see the module's opening."""
-    function = copy.deepcopy(function)
+    function = copied(function)
     function.decorator_list = []
     function.args.defaults, function.args.kw_defaults = [], []
     for a in (*function.args.args, *function.args.kwonlyargs):

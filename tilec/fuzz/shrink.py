@@ -9,7 +9,6 @@ repeated until none helps.
 from __future__ import annotations
 
 import ast
-import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 from tilec.fuzz.program import Array, Launch, Program
 from tilec.ir.types import DTYPES
-from tilec.support.syntax import Replaced, names_in
+from tilec.support.syntax import Replaced, copied, names_in
 
 Change = Callable[[], Any]
 _WHOLE = ("copy", "gemm", "Tensor", "StridedTensor", "Buffer", "Kernel")  # calls that stay
@@ -203,7 +202,7 @@ def unwrap(d: _Draft) -> Iterator[Change]:
             zeros = Replaced(dict.fromkeys(names_in(target), ast.Constant(0)))
             for inner in (node.body, node.orelse):
                 if inner:
-                    by = [zeros.visit(copy.deepcopy(s)) for s in inner]
+                    by = [zeros.visit(copied(s)) for s in inner]
                     yield partial(body.__setitem__, slice(k, k + 1), by)
 
 

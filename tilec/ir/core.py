@@ -27,24 +27,64 @@ from tilec.ir.values import Value as Value
 from tilec.ir.values import squeeze as squeeze
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Block:
-    """A straight list of ops with block arguments. A loop body's last op is a `Yield`."""
+    """A straight list of ops with block arguments. A loop body's last op is a `Yield`.
+
+    What is asked of all ops inside is found once, from what is known of the regions: of these most
+    are the same after a pass."""
 
     args: tuple[Value, ...] = ()
     ops: tuple[Op, ...] = ()
 
+    @functools.cached_property
+    def inside(self) -> tuple[Op, ...]:
+        """Its ops and those of the regions inside, in textual order, outer before inner."""
+        found: list[Op] = []
+        for o in self.ops:
+            found.append(o)
+            for region in o.regions:
+                found += region.inside
+        return tuple(found)
+
+    @functools.cached_property
+    def kinds(self) -> frozenset[type[Op]]:
+        """The classes of the ops `inside`."""
+        return frozenset(map(type, self.inside))
+
+    @functools.cached_property
+    def _sorts(self) -> dict[type[Op], list[Op]]:
+        found: dict[type[Op], list[Op]] = {}
+        for o in self.inside:
+            found.setdefault(type(o), []).append(o)
+        return found
+
+    @functools.cached_property
+    def _makers_inside(self) -> dict[Value, Op]:
+        return makers(self.inside)
+
+    @functools.cached_property
+    def made(self) -> frozenset[Value]:
+        """The values that are made inside, and the arguments of the blocks."""
+        regions = [region.made for o in self.ops for region in o.regions]
+        return frozenset(self.args).union(*(o.results for o in self.ops), *regions)
+
+    @functools.cached_property
+    def outer(self) -> frozenset[Value]:
+        """The values that are used inside and made elsewhere."""
+        regions = [region.outer for o in self.ops for region in o.regions]
+        return frozenset().union(*(o.operands for o in self.ops), *regions) - self.made
+
     def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
-        """The ops of one class, of those that `walk` gives."""
-        sorts: Any = _by_class(self)
-        found = [cls for cls in sorts if issubclass(cls, kind)]
+        """The ops of one class, of those `inside`."""
+        found: list[Any] = [cls for cls in self.kinds if issubclass(cls, kind)]
         if len(found) == 1:
-            return iter(sorts[found[0]])
-        return (o for o in walk(self) if isinstance(o, kind)) if found else iter(())
+            return iter(self._sorts[found[0]])  # type: ignore[arg-type]
+        return (o for o in self.inside if isinstance(o, kind)) if found else iter(())
 
     def has(self, *kinds: type[Op]) -> bool:
-        """Whether there is an op of one of these classes."""
-        return any(issubclass(cls, kinds) for cls in _by_class(self))
+        """Whether there is an op of one of these classes inside."""
+        return any(issubclass(cls, kinds) for cls in self.kinds)
 
     @property
     def statements(self) -> tuple[Op, ...]:
@@ -77,7 +117,7 @@ class Block:
         for o in self.ops:
             new = o.with_operands(subst) if subst else o
             if new.region_fields:
-                new = new.with_regions(lambda region: region._rewritten(kind, visit, subst))
+                new = new.with_regions(lambda region: region.rewrite(kind, visit, subst))
             got = visit(new) if isinstance(new, kind) else None
             if got is None:
                 ops.append(new)
@@ -96,7 +136,7 @@ class Block:
     def defs(self) -> dict[Value, Op]:
         """The op that makes each value, in the blocks inside, too (block arguments and parameters
         have none)."""
-        return {**_defs(self)}
+        return {**self._makers_inside}
 
     @property
     def users(self) -> dict[Value, list[Op]]:
@@ -312,10 +352,10 @@ def walk(of: Block | Op) -> Iterator[Op]:
     """Every op of a block, or an op, and those of the regions inside, in textual order, outer
     before inner."""
     if isinstance(of, Block):
-        return iter(_walked(of))
+        return iter(of.inside)
     found = [of]
-    for name in of.region_fields:
-        _collect(getattr(of, name), found)
+    for region in of.regions:
+        found += region.inside
     return iter(found)
 
 
@@ -327,33 +367,6 @@ def within(block: Block, around: tuple[Op, ...] = ()) -> Iterator[tuple[Op, tupl
             yield from within(region, (*around, o))
 
 
-@functools.lru_cache(maxsize=16)  # the verifier and the next passes walk the same bodies again
-def _walked(block: Block) -> tuple[Op, ...]:
-    found: list[Op] = []
-    _collect(block, found)
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=16)  # each pass asks for the ops of a dozen classes
-def _by_class(block: Block) -> dict[type[Op], list[Op]]:
-    found: dict[type[Op], list[Op]] = {}
-    for o in _walked(block):
-        found.setdefault(type(o), []).append(o)
-    return found
-
-
-@functools.lru_cache(maxsize=16)
-def _defs(block: Block) -> dict[Value, Op]:
-    return makers(_walked(block))
-
-
-def _collect(block: Block, found: list[Op]) -> None:
-    for o in block.ops:
-        found.append(o)
-        for name in o.region_fields:
-            _collect(getattr(o, name), found)
-
-
 def makers(ops: Iterable[Op]) -> dict[Value, Op]:
     """The op of these that makes each value."""
     return {r: o for o in ops for r in o.results}
@@ -361,9 +374,9 @@ def makers(ops: Iterable[Op]) -> dict[Value, Op]:
 
 def made_in(of: Block | Op) -> set[Value]:
     """The values that a block, or an op, makes, and the arguments of the regions inside."""
-    ops = [*walk(of)]
-    made = {r for o in ops for r in o.results}
-    return made.union(*(region.args for o in ops for region in o.regions))
+    if isinstance(of, Block):
+        return {*of.made} - {*of.args}
+    return {*of.results}.union(*(region.made for region in of.regions))
 
 
 def upstream(

@@ -211,6 +211,7 @@ OF_BITS: dict[str, Callable[[int, int], int]] = {
 """The kinds of `Unary` on the bits of ints, of an int from 0 and how many bits it has."""
 
 
+@functools.cache
 def function(kind: str) -> Callable[..., Any]:
     """What a kind of `Binary`, `Compare` or `Unary` is of arrays, before its result is rounded to
     a dtype; NumPy's function of the kind's name where this module says nothing else."""
@@ -221,8 +222,9 @@ def binary(kind: str, a: Array, b: Array, dtype: DType) -> Array:
     """One `Binary` op. Integers wrap, x // 0 and x % 0 are 0, shifts by too much leave no bit (or
     the sign's); a float minimum or maximum with one nan gives the other operand."""
     if dtype.is_int:
-        a, b = _bytes_of(a, dtype), _bytes_of(b, dtype)
-        return np.asarray(function(kind)(a, b)).astype(numpy_dtype(dtype))
+        if dtype.bits < 8:
+            a, b = _bytes_of(a, dtype), _bytes_of(b, dtype)
+        return np.asarray(function(kind)(a, b)).astype(numpy_dtype(dtype), copy=False)
     if kind in ("add", "sub", "mul", "div"):
         return _narrow(function(kind)(a, b), dtype)
     of_floats = _OF_FLOATS.get(kind) or function(kind)

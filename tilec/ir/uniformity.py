@@ -179,7 +179,7 @@ def uniformity_of(func: Func) -> Uniformity:
 def level_within(func: Func) -> Callable[[Value], Level]:
     """As `Uniformity.level`, outside of parallel loops: in most of TILE nothing tells threads
     apart, nor is theirs alone, and so nothing is looked for."""
-    if any(o.opname in _LEVELS for o in walk(func.body)) or any(
+    if any(cls.opname in _LEVELS for cls in func.body.kinds) or any(
         o.type.space == "local" for o in func.body.every(ops.Alloc)
     ):
         return lambda value: uniformity_of(func).level(value)

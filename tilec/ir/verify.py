@@ -67,9 +67,10 @@ def allowed(cls: type[Op], contract: str) -> bool:
     return first <= CONTRACTS.index(contract) <= last
 
 
-def verify(func: Func, contract: str = "TILE", checked: set[Op] | None = None) -> None:
+def verify(func: Func, contract: str = "TILE", checked: set[Op | Block] | None = None) -> None:
     """Raise InternalError (CompileError for the uniformity rule) if `func` breaks a rule. `checked`
-    grows by its ops: what one says of itself is not asked again, for it cannot change."""
+    grows by its ops and blocks: what one says of itself, and what holds inside of one, is not asked
+    again, for it cannot change."""
     _Structure(func, contract, set() if checked is None else checked).check()
     for rule in RULES[contract]:
         rule(func)
@@ -86,16 +87,19 @@ def _breach(o: Op, message: str) -> InternalError:
 class _Structure:
     """What holds under every contract: SSA, types, regions, what each op says of itself."""
 
-    def __init__(self, func: Func, contract: str, checked: set[Op]) -> None:
+    def __init__(self, func: Func, contract: str, checked: set[Op | Block]) -> None:
         self.func = func
         self.contract = contract
         self.checked = checked
         self.live: set[Value] = set()
         self.ever: set[Value] = set()
-        self.permitted: set[type[Op]] = set()
 
     def check(self) -> None:
         func = self.func
+        for cls in func.grid.kinds | func.body.kinds:
+            if not allowed(cls, self.contract):
+                o = next(o for o in (*walk(func.grid), *walk(func.body)) if type(o) is cls)
+                raise _breach(o, f"{o.opname} may not appear under contract {self.contract}")
         for p in func.params:
             self.define(p.value, None)
         self.params()
@@ -134,14 +138,17 @@ class _Structure:
 
     def block(self, block: Block, owner: Op | None) -> None:
         """Check a region; afterwards what it defined is dead."""
+        live, ever, checked = self.live, self.ever, self.checked
+        if block in checked and live >= block.outer and ever.isdisjoint(block.made):
+            ever |= block.made
+            return
         mine: list[Value] = []
-        live, ever = self.live, self.ever
         for arg in block.args:
             self.define(arg, owner)
             mine.append(arg)
-        last, permitted, checked = len(block.ops) - 1, self.permitted, self.checked
+        last = len(block.ops) - 1
         for n, o in enumerate(block.ops):
-            operands, results, cls = o.operands, o.results, type(o)
+            operands, results = o.operands, o.results
             if operands and not live.issuperset(operands):
                 v = next(v for v in operands if v not in live)
                 why = "outside its region" if v in ever else "before its definition"
@@ -150,10 +157,6 @@ class _Structure:
                 if n != last:
                     raise _breach(o, "a yield is not the last op of its region")
                 self.leaving(o, mine, block)
-            if cls not in permitted:
-                if not allowed(cls, self.contract):
-                    raise _breach(o, f"{o.opname} may not appear under contract {self.contract}")
-                permitted.add(cls)
             if o not in checked:
                 self.alone(o)
                 checked.add(o)
@@ -167,6 +170,7 @@ class _Structure:
             live.update(results)
             mine += results
         live.difference_update(mine)
+        checked.add(block)
 
     def leaving(self, o: ops.Yield, mine: list[Value], block: Block) -> None:
         """A buffer must not outlive the region it was allocated in."""
@@ -255,10 +259,13 @@ def _under(
     level: Level,
     same: Level,
 ) -> Iterator[tuple[Op, Op | None, Level]]:
-    """Each op with the op whose condition it stands under and that condition's level. `same`: the
-    level that counts as uniform here (a scope of one warp is uniform over itself)."""
+    """Each op with the op whose condition it stands under and that condition's level, but for
+    regions in which no threads meet. `same`: the level that counts as uniform here (a scope of one
+    warp is uniform over itself)."""
     for o in block.ops:
         yield o, cause, level
+        if not any(map(_may_meet, o.regions)):
+            continue
         match o:
             case ops.If() | ops.For() | ops.While():
                 own = max(map(level_of, ops.decides(o)), default=Level.BLOCK)
@@ -321,6 +328,11 @@ def _needed_by(cls: type[Op]) -> Level | None:
         if not cls.__module__.endswith((".tile", ".scan")) or cls.opname in _FREE_TILE_OPS:
             return None
     return Level.THREAD
+
+
+def _may_meet(block: Block) -> bool:
+    """Whether an op of a class of which some make threads meet is in a block."""
+    return any(_needed_by(cls) is not None for cls in block.kinds)  # type: ignore[arg-type]
 
 
 def _needs(o: Op) -> Level | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilec.ir.clusters import SINGLE
-from tilec.ir.core import Func, Op
+from tilec.ir.core import Block, Func, Op
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
@@ -286,7 +286,7 @@ class Unverified:
 
 
 def _verify(made: list[tuple[Func, str]]) -> None:
-    checked: set[Op] = set()
+    checked: set[Op | Block] = set()
     while made:
         func, contract = made.pop(0)
         verify(func, contract, checked)
@@ -302,7 +302,7 @@ def apply(
     """Some of the passes, shown one by one and verified: at once, or `later`, but before a fault of
     the next pass is told of."""
     verified: tuple[Func, str] | None = None
-    checked: set[Op] = set()
+    checked: set[Op | Block] = set()
     for one, contract in passes:
         try:
             func = one(func, target)

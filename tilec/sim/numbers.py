@@ -7,6 +7,7 @@ https://llvm.org/docs/LangRef.html"""
 
 from __future__ import annotations
 
+import functools
 import operator
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -196,28 +197,27 @@ def cast(opcode: str, x: Value, source: str, to: str) -> Value:
     if opcode == "bitcast":
         return bitcast(x, source, to)
     source, to = (t.split(" x ")[-1].rstrip(">") for t in (source, to))
-    return each(lambda v: convert(opcode, v, source, to), x)
+    return each(conversion(opcode, source, to), x)
 
 
-def convert(opcode: str, x: Value, source: str, to: str) -> Value:
+@functools.cache
+def conversion(opcode: str, source: str, to: str) -> Callable[[Value], Value]:
     """Conversions of scalars."""
     kind = kind_of(to)
     match opcode:
-        case "zext" | "uitofp":
-            return (x if source == "i1" else unsigned(x)).astype(kind)
+        case "zext" | "uitofp" | "inttoptr" if source != "i1":
+            return lambda x: unsigned(x).astype(kind)
         case "sext" if source == "i1":
-            return -x.astype(kind)
+            return lambda x: -x.astype(kind)
         case "fptosi":
-            return _saturated(x, kind)
+            return lambda x: _saturated(x, kind)
         case "fptoui":
-            return _saturated(x, np.dtype(f"u{np.dtype(kind).itemsize}").type).view(kind)
-        case "trunc" if to in _MASKS:
-            return (x & _MASKS[to]).astype(kind)
-        case "trunc" if to == "i1":
-            return (x & 1).astype(np.bool_)
-        case "addrspacecast" | "inttoptr" | "ptrtoint":
-            return (unsigned(x) if opcode == "inttoptr" else x).astype(kind)
-    return x.astype(kind)  # trunc, sext, fptrunc, fpext, sitofp
+            whole = np.dtype(f"u{np.dtype(kind).itemsize}").type
+            return lambda x: _saturated(x, whole).view(kind)
+        case "trunc" if to in _MASKS or to == "i1":
+            mask = _MASKS.get(to, 1)
+            return lambda x: (x & mask).astype(kind)
+    return lambda x: x.astype(kind)  # trunc, sext, fptrunc, fpext, sitofp, of pointers
 
 
 def bitcast(x: Value, source: str, to: str) -> Value:
@@ -335,6 +335,7 @@ def spelled(i: Inst, args: Sequence[str], keep: Callable[[Any], str]) -> str:
     types = [v.type for v in i.operands]
     assert i.result is not None
     vector = any(t.startswith("<") for t in types)
+    word = "each" if vector else "applied"
     match i.opcode:
         case op if op in BINARY:
             if types[0] == "i1" and op in CONDITIONS:
@@ -343,17 +344,17 @@ def spelled(i: Inst, args: Sequence[str], keep: Callable[[Any], str]) -> str:
                 return f"m.divide({keep(i)}, {keep(BINARY[op])}, {args[0]}, {args[1]})"
             if op in SPELLED and not vector and not conditions(i):
                 return f"{args[0]} {SPELLED[op]} {args[1]}"
-            return f"each({keep(checked(BINARY[op], i))}, {args[0]}, {args[1]})"
+            return f"{word}({keep(checked(BINARY[op], i))}, {args[0]}, {args[1]})"
         case "icmp" | "fcmp":
             pred = i.text.split()[1]
             test = checked(comparison(i.opcode, pred), i)
             if types[0] in _MASKS:
                 test = _of_few_bits(test, _MASKS[types[0]], pred[0] == "s")
-            return f"each({keep(test)}, {args[0]}, {args[1]})"
+            return f"{word}({keep(test)}, {args[0]}, {args[1]})"
         case "select":
             return f"select({args[0]}, {args[1]}, {args[2]})"
         case "fneg":
-            return f"each({keep(operator.neg)}, {args[0]})"
+            return f"{word}({keep(operator.neg)}, {args[0]})"
         case "freeze":
             return f"frozen({args[0]}, {i.result.type!r})"
         case "getelementptr":
@@ -371,14 +372,14 @@ def spelled(i: Inst, args: Sequence[str], keep: Callable[[Any], str]) -> str:
             return f"shuffle({args[0]}, {args[1]}, {args[2]})"
     if i.opcode == "addrspacecast" and i.operands[0].ref.startswith("@"):
         return args[0]
-    text = f"cast({i.opcode!r}, {args[0]}, {types[0]!r}, {i.result.type!r})"
-    if not conditions(i):
-        return text
+    if i.opcode == "bitcast":
+        return f"bitcast({args[0]}, {types[0]!r}, {i.result.type!r})"
     source, to = (t.split(" x ")[-1].rstrip(">") for t in (types[0], i.result.type))
-    return f"each({keep(checked(lambda x: convert(i.opcode, x, source, to), i))}, {args[0]})"
+    return f"{word}({keep(checked(conversion(i.opcode, source, to), i))}, {args[0]})"
 
 
 HELPERS: dict[str, Any] = {
-    f.__name__: f for f in (each, both, either, select, frozen, insert, pick, put, shuffle, cast)
+    f.__name__: f
+    for f in (applied, each, both, either, select, frozen, insert, pick, put, shuffle, bitcast)
 } | {"int64": KINDS["i64"], "K_first": KINDS["i32"](0), "read_register": read_register}
 """What the expressions, and the lines around them, call by name."""

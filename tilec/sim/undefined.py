@@ -395,7 +395,7 @@ def checked(compute: Callable[..., Value], i: Inst) -> Callable[..., Value]:
         result = made
         for bad, poison in tests:
             wrong = bad(*args, made)
-            if np.count_nonzero(wrong):
+            if wrong if type(wrong) is np.bool_ else np.count_nonzero(wrong):
                 result = lost_where(result, wrong, poison)
         return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
 from tilec.ir.ops import AnnotateLayout
 from tilec.ir.types import DType, contiguous_strides
-from tilec.support.syntax import names_in
+from tilec.support.syntax import copied, names_in
 
 _MOST_ELEMENTS = 1 << 22  # more are those of a tensor, no tile's
 
@@ -164,7 +163,7 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
     names += [args.vararg.arg] if args.vararg else []
     namespace: dict[str, Any] = {"__builtins__": {}}
     # A copy: the syntax tree is kept for the next trace of the same source.
-    body = _Lifter(t, names, namespace).visit(copy.deepcopy(node.body))
+    body = _Lifter(t, names, namespace).visit(copied(node.body))
     lifted = ast.Lambda(args=args, body=body)
     tree = ast.fix_missing_locations(ast.Expression(ast.copy_location(lifted, node)))
     function: Callable[..., Any] = eval(compile(tree, t.frame.source.file, "eval"), namespace)

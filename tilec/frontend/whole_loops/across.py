@@ -34,7 +34,7 @@ from tilec.frontend.whole_loops.nests import (
     unravelled,
 )
 from tilec.ir.types import FLOAT32, next_power_of_2
-from tilec.support.syntax import conditions_in, every, names_in, parsed, stored_names
+from tilec.support.syntax import conditions_in, copied, every, names_in, parsed, stored_names
 
 
 class Fold(NamedTuple):
@@ -212,7 +212,7 @@ def _spread(nest: Nest, across: str) -> Nest:
         if isinstance(s, ast.For):
             puts, inside = dict[str, ast.expr](), list[ast.stmt]()
             for x in s.body:
-                made = Put(puts).visit(copy.deepcopy(x))
+                made = Put(puts).visit(copied(x))
                 match made:
                     case ast.Assign([ast.Name(name)], value) if (
                         across in names_in(value) and changed_by(made) is None
@@ -246,5 +246,5 @@ def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
     if index in names_in(*before):
         index = fresh(index)
         put = Put({index_of(last): ast.Name(index, ast.Load())})
-        body = [put.visit(copy.deepcopy(s)) for s in body]
+        body = [put.visit(copied(s)) for s in body]
     return Nest((*nest.indices, index), (*nest.extents, extent), (*before, *body))

@@ -17,7 +17,6 @@ of what they fold. An end that is the same for all rows of a block is one of its
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -38,7 +37,7 @@ from tilec.frontend.whole_loops.nests import (
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.tile_places import TilePlaces
 from tilec.ir.types import DType
-from tilec.support.syntax import all_of, conditions_in, names_in, parsed, stored_names
+from tilec.support.syntax import all_of, conditions_in, copied, names_in, parsed, stored_names
 
 _SMALLEST = (min, max, T.min, T.max)
 
@@ -51,7 +50,7 @@ def with_ends_of_rows(
     an end, `for s in range(S): if s < n: …`, it ends there."""
     stored = {*stored_names(*nest.body), *stored_tensors(*nest.body)}
     ends = _Ends(nest, named, decided, dtype_of)
-    body = tuple(map(ends.visit, copy.deepcopy(nest.body)))
+    body = tuple(ends.visit(copied(s)) for s in nest.body)
     nest = replace(nest, body=body) if ends.changed else nest
     return replace(
         nest, body=with_ends(nest, lambda e: is_pure(e, named) and stored.isdisjoint(names_in(e)))

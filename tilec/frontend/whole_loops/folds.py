@@ -15,7 +15,6 @@ under conditions and of several loops, and the place of the largest or smallest 
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,7 +40,7 @@ from tilec.frontend.whole_loops.rows import Rows
 from tilec.frontend.whole_loops.terms import sign_of
 from tilec.ir.ops import FOLDS
 from tilec.ir.types import FLOAT32, FLOAT64, DType
-from tilec.support.syntax import every, names_in, stored_names
+from tilec.support.syntax import copied, every, names_in, stored_names
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
@@ -204,7 +203,7 @@ class Folds(Rows):
                 case ast.Assign([ast.Name(name)], given) if name in names_in(value):
                     if (names_in(given) | {name}) & changed:
                         break
-                    value = Put({name: given}).visit(copy.deepcopy(value))
+                    value = Put({name: given}).visit(copied(value))
             changed |= {*stored_names(s)}
             if any(every(ast.Expr, s)) or stored_tensors(s):
                 break  # which elements it changes is not asked

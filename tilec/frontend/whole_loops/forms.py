@@ -28,7 +28,14 @@ from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.frontend.whole_loops.tilings import LEAST, LONG, USUAL, Tilings
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, magnitude_of
-from tilec.support.syntax import assigned_names, every, name_nodes, names_in
+from tilec.support.syntax import (
+    assigned_names,
+    every,
+    functions_within,
+    name_nodes,
+    names_in,
+    names_within,
+)
 
 _SMALL = 64  # of an extent, below which no one waits for a loop
 _MOST_APART = 16  # statements of as many rows as the CPU's vectors have lanes, a load for each
@@ -45,8 +52,7 @@ class WholeLoops(Tilings):
     def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> Form:
         """A loop over whole tensors as a kernel with a grid, and what names in it stand for that
         are not the author's. `tiles`: the parameters for a product's tile sizes."""
-        functions = {n.name for n in every(ast.FunctionDef, node)}
-        self.whole_names = assigned_names([node]) | functions
+        self.whole_names = assigned_names([node]) | functions_within(node)
         known = {*self.names}
 
         def named(callee: ast.expr) -> object:
@@ -64,7 +70,7 @@ class WholeLoops(Tilings):
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
             forms[node] = self._form(node, nest, named, extents, tiles)
-        if tiles and {*tiles.values()}.isdisjoint(n.id for n in name_nodes(forms[node][0])):
+        if tiles and names_within(forms[node][0]).isdisjoint(tiles.values()):
             self.attributes["idle"] = tuple(tiles.values())
         return forms[node]
 

@@ -16,11 +16,10 @@ own, `K[b, h, s, d]`, it is a group of one row, `Q[b, h + one, d]` for `one` in 
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Iterator
 
 from tilec.frontend.whole_loops.nests import Fresh, Nest, index_of
-from tilec.support.syntax import every, names_in, placed
+from tilec.support.syntax import copied, every, names_in, placed
 
 
 def in_groups(
@@ -50,7 +49,7 @@ def in_groups(
             yield Nest(
                 (*nest.indices[:at], group, row, *nest.indices[at + 1 :]),
                 (*nest.extents[:at], count, size, *nest.extents[at + 1 :]),
-                tuple(map(apart.visit, copy.deepcopy(nest.body))),
+                tuple(apart.visit(copied(s)) for s in nest.body),
             )
 
 
@@ -73,7 +72,7 @@ def by_one_row(nest: Nest, fresh: Fresh) -> Nest:
         for s in every(ast.For, *nest.body)
         if any(isinstance(x, ast.For) and not any(every(ast.For, *x.body)) for x in s.body)
     }
-    body = tuple(copy.deepcopy(s) for s in nest.body)
+    body = tuple(copied(s) for s in nest.body)
     for e in every(ast.Subscript, *body):
         if around.isdisjoint(names_in(e.slice)):
             e.slice = placed(_Beside(last, one).visit(e.slice), e.slice)

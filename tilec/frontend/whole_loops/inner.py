@@ -41,7 +41,7 @@ from tilec.frontend.whole_loops.rows import is_pure, needed_by
 from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.frontend.whole_loops.writing import Line, Writer
 from tilec.ir.types import next_power_of_2
-from tilec.support.syntax import every, name_nodes, names_in, stored_names
+from tilec.support.syntax import copied, every, name_nodes, names_in, stored_names
 
 _DEEP = 256  # bytes of a row, of which a tile has all;
 _STEP = 128  # and what it has of longer ones
@@ -142,7 +142,7 @@ def _without(s: ast.stmt, inner: Inner, fresh: Fresh) -> ast.stmt:
         body.append(ast.AnnAssign(ast.Name(own[total], ast.Store()), dtype, made, simple=1))
     put = Put({total: ast.Name(name, ast.Load()) for total, name in own.items()})
     for t in inner.product.behind:
-        t = put.visit(copy.deepcopy(t))
+        t = put.visit(copied(t))
         match t:
             case ast.AugAssign(ast.Name(name), op, value) if name in own.values():
                 match value:
@@ -189,7 +189,7 @@ class Inners:
             before = self.made[key].before
         made = self.made[key]
         tiles = dict(zip(found.names.values(), made.tiles.values(), strict=True))
-        return Summed(before, copy.deepcopy(made.each), tiles, made.ahead)
+        return Summed(before, [*map(copied, made.each)], tiles, made.ahead)
 
     def _written(self, i: Inner, row: str, start: str, sizes: tuple[int, int]) -> Summed:
         """With the fragments by what the author calls the sums."""

@@ -15,6 +15,7 @@ from tilec.frontend.whole_loops.counting import COUNTING, counted_from
 from tilec.ir.types import DType
 from tilec.support.syntax import (
     assigned_names,
+    copied,
     every,
     name_nodes,
     names_in,
@@ -86,13 +87,13 @@ def _without_grids(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, ...]:
     loops = (s.iter for s in every(ast.For, *body))
     if not any(isinstance(c, ast.Call) and _word(c, named) is T.grid for c in loops):
         return tuple(body)
-    return tuple(Apart().visit(copy.deepcopy(s)) for s in body)
+    return tuple(Apart().visit(copied(s)) for s in body)
 
 
 def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
     """The body with what the extents of its loops stand for in place of names that are numbers, the
     same in all iterations: `n = C // groups`, `for c in range(n)`."""
-    own = {*nest.indices, *stored_names(*nest.body)}
+    own = {*nest.indices, *assigned_names(nest.body)}
 
     def is_known(value: ast.expr) -> bool:
         counts = all(named(c.func) in _COUNTS for c in every(ast.Call, value))
@@ -103,16 +104,18 @@ def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
 
 def with_ends(nest: Nest, is_known: Callable[[ast.expr], bool]) -> tuple[ast.stmt, ...]:
     """The body with what is known in place of names for it in the extents of its loops."""
-    stored, same = stored_names(*nest.body), dict[str, ast.expr]()
+    named = any(isinstance(s, ast.Assign) for s in nest.body)
+    stored, same = stored_names(*nest.body) if named else [], dict[str, ast.expr]()
     for s in nest.body:
         match s:
             case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
-                value = Put(same).visit(copy.deepcopy(value))
+                value = Put(same).visit(copied(value))
                 if is_known(value):
                     same[name] = value
-    if not any(names_in(n.iter) & same.keys() for n in every(ast.For, *nest.body)):
+    ends = (n.iter for n in every(ast.For, *nest.body))
+    if not same or not any(names_in(e) & same.keys() for e in ends):
         return nest.body
-    made = copy.deepcopy(nest.body)
+    made = tuple(map(copied, nest.body))
     for n in every(ast.For, *made):
         n.iter = Put(same).visit(n.iter)
     return made
@@ -135,7 +138,7 @@ class Put(ast.NodeTransformer):
     def _put(self, node: ast.Name | ast.Subscript, text: str) -> ast.expr:
         if text not in self.given:
             return node
-        made = copy.deepcopy(self.given[text])
+        made = copied(self.given[text])
         if isinstance(made, ast.Name | ast.Subscript):
             made.ctx = node.ctx
         return ast.copy_location(made, node)
@@ -285,7 +288,7 @@ def written_out(
     take."""
     own = {*nest.indices, *assigned_names(nest.body)}
     straight = _Straight(named, lambda e: known(e) if own.isdisjoint(names_in(e)) else None)
-    body = tuple(straight.visit(s) for s in copy.deepcopy(nest.body))
+    body = tuple(straight.visit(copied(s)) for s in nest.body)
     found = replace(nest, body=body)
     few = sum(map(_copies, body)) <= most
     return found if few and is_elementwise(found, named, variables=True) else None
@@ -414,7 +417,7 @@ def cast_of(node: ast.expr, named: Named) -> tuple[ast.expr, ast.expr] | None:
 def with_factors_cast(s: ast.stmt, tensors: Container[str], dtype: str) -> str | None:
     """The text of a statement with factors of `dtype` in its products of two elements of `tensors`;
     None if there are none."""
-    found = copy.deepcopy(s)
+    found = copied(s)
     products = [
         n
         for n in every(ast.BinOp, found)

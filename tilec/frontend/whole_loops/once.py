@@ -8,7 +8,6 @@ for j in range(N):                      for j in range(N):
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from tilec.frontend.whole_loops.nests import (
     stored_tensors,
     tensor_of,
 )
-from tilec.support.syntax import conditions_in, name_nodes, names_in, stored_names
+from tilec.support.syntax import conditions_in, copied, name_nodes, names_in, stored_names
 
 
 def with_sums_of_one(nest: Nest) -> Nest:
@@ -55,7 +54,7 @@ def _with_sums(s: ast.stmt, start: set[str]) -> ast.stmt:
     if not found:
         return s
     at = [chain[-1].body.index(t) for t in found]
-    made = copy.deepcopy(s)
+    made = copied(s)
     body = chain_of(made)[-1].body
     for t in (body[n] for n in at):
         assert isinstance(t, ast.If)

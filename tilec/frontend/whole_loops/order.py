@@ -49,6 +49,7 @@ from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import BOOL
 from tilec.support.syntax import (
     all_of,
+    copied,
     every,
     headed,
     name_nodes,
@@ -72,7 +73,7 @@ def one_by_one(nest: Nest, named: Named, used: set[str], decided: Decided | None
     `decided` of conditions, these are in loops where they stood around them: what is made for other
     statements there is made whether they hold or not."""
     apart = _OneByOne(nest, named, {*used}, decided)
-    made = [apart.visit(copy.deepcopy(s)) for s in nest.body]
+    made = [apart.visit(copied(s)) for s in nest.body]
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
     body = tuple(x for x in body if not isinstance(x, ast.Pass)) or body
     return with_sums_of_one(replace(nest, body=body) if apart.changed else nest)
@@ -334,7 +335,7 @@ class _Simple:
         for side in ("body", "orelse"):
             puts, body = dict[str, ast.expr](), list[ast.stmt]()
             for t in getattr(s, side):
-                t = Put(puts).visit(copy.deepcopy(t))
+                t = Put(puts).visit(copied(t))
                 match t:
                     case ast.If():
                         t = self._without_names(t)

@@ -16,7 +16,6 @@ names. Atomic operations promise no order, and their floats below float32 are ad
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import replace
 
 from tilec import language as T
@@ -33,7 +32,7 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
 )
 from tilec.ir.types import FLOAT32, DType
-from tilec.support.syntax import assigned_names, every, headed, name_nodes, names_in, parsed
+from tilec.support.syntax import assigned_names, copied, every, headed, name_nodes, names_in, parsed
 
 _ATOMICS: tuple[tuple[object, str], ...] = (
     (T.atomic_add, "sum"), (T.atomic_max, "max"), (T.atomic_min, "min"),
@@ -82,7 +81,7 @@ class _Places(ast.NodeTransformer):
     def of_loop(self, loop: ast.For) -> list[ast.stmt]:
         self.before, self.behind, self.tested = [], [], False
         self.changed = assigned_names([loop])
-        made = self.visit(copy.deepcopy(loop))
+        made = self.visit(copied(loop))
         return [*self.before, made, *self.behind]
 
     def visit_If(self, node: ast.If) -> ast.AST:
@@ -176,7 +175,7 @@ def _as_variable(nest: Nest, place: ast.Subscript, fresh: Fresh) -> Nest:
     renamed = Put({text: ast.Name(name, ast.Load())})
     body: list[ast.stmt] = []
     for s in nest.body:
-        made = renamed.visit(copy.deepcopy(s))
+        made = renamed.visit(copied(s))
         if isinstance(s, ast.Assign) and s.targets[0] is place:  # the first, which loads nothing
             made = parsed(f"{name}: {tensor_of(place)}.dtype = {ast.unparse(s.value)}", s)[0]
         body.append(made)
@@ -209,7 +208,7 @@ def as_folds(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
     outer = [(name, extent) for name, extent in pairs if name in kept[0]]
     if not inner:
         return None
-    body = [copy.deepcopy(s) for s in nest.body]
+    body = [copied(s) for s in nest.body]
     for name, extent in reversed(inner):
         body = [headed(f"for {name} in range({ast.unparse(extent)}):", body, nest.body[0])]
     outer = outer or [(fresh("zero"), ast.Constant(1))]

@@ -5,7 +5,6 @@ names stand for, and what a total begins with.
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from tilec.frontend.whole_loops.nests import (
 from tilec.frontend.whole_loops.operands import Operand
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.terms import added_in
-from tilec.support.syntax import every, names_in, placed, stored_names
+from tilec.support.syntax import copied, every, names_in, placed, stored_names
 
 Decided = Callable[[ast.expr], bool | None]
 Added = tuple[ast.expr, ast.expr, Operand, Operand]
@@ -189,7 +188,7 @@ class Reader:
         if total.dtype is None or is_zero(start):
             return total.dtype is not None
         cast = ast.copy_location(ast.Call(as_syntax(T.cast), [start, total.dtype], []), start)
-        target = copy.deepcopy(total.total)
+        target = copied(total.total)
         assert isinstance(target, ast.Name | ast.Subscript)
         made = ast.AugAssign(target, ast.Add(), cast)
         self.begun.append(ast.copy_location(made, start))
@@ -215,7 +214,7 @@ class Reader:
         """An expression without names that stand for others."""
         if not names_in(node) & self.names.keys():
             return node
-        made = Put(self.names).visit(copy.deepcopy(node))
+        made = Put(self.names).visit(copied(node))
         assert isinstance(made, ast.expr)
         return made
 

@@ -25,7 +25,7 @@ from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import Named, Nest, Put, changed_by, is_zero
 from tilec.frontend.whole_loops.rows import FOLDS, needed_by
 from tilec.ir.types import DType
-from tilec.support.syntax import names_in, parsed, stored_names
+from tilec.support.syntax import copied, names_in, parsed, stored_names
 
 _EXPONENTIALS = (T.exp, T.exp2)
 
@@ -95,7 +95,7 @@ class _Rescaled:
             return None
         put = Put({self.new: ast.Name(self.most, ast.Load())})
         loops: list[ast.stmt] = []
-        for body in (self.first, [put.visit(copy.deepcopy(s)) for s in self.second]):
+        for body in (self.first, [put.visit(copied(s)) for s in self.second]):
             loop = copy.copy(self.loop)
             loop.body = body
             loops.append(loop)

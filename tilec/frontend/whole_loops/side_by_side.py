@@ -28,7 +28,7 @@ from tilec.frontend.whole_loops.nests import (
     indices_of,
     tensor_of,
 )
-from tilec.support.syntax import every, headed, names_in, parsed, stored_names
+from tilec.support.syntax import copied, every, headed, names_in, parsed, stored_names
 
 _MOST, _VECTOR = 8, 128  # iterations, bits of a load
 _ENOUGH = 1 << 17  # threads, that fill a machine
@@ -161,6 +161,6 @@ class SideBySide:
             case ast.AnnAssign(ast.Name(name) as target, _, ast.expr() as value):
                 if name in self.own:
                     s = ast.copy_location(ast.Assign([target], value), s)
-        found = self.put.visit(copy.deepcopy(s))
+        found = self.put.visit(copied(s))
         assert isinstance(found, ast.stmt)
         return found

@@ -19,7 +19,6 @@ A sum along a diagonal, of which the columns' operand depends on rows, goes by w
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,7 @@ from tilec import language as T
 from tilec.frontend.whole_loops.nests import Named, Put
 from tilec.frontend.whole_loops.operands import Operand, sides_of
 from tilec.frontend.whole_loops.terms import Terms, added_in, sum_of, without
-from tilec.support.syntax import names_in
+from tilec.support.syntax import copied, names_in
 
 Bound = tuple[str, int]
 """A sum of a text, which may be empty, and a number."""
@@ -157,7 +156,7 @@ class Turn:
 
     def of(self, node: ast.expr) -> ast.expr:
         """An expression by the new index."""
-        made = _Turned(self).visit(copy.deepcopy(node))
+        made = _Turned(self).visit(copied(node))
         assert isinstance(made, ast.expr)
         return made
 
@@ -167,8 +166,8 @@ class Turn:
 
     def inside(self, extent: ast.expr) -> ast.expr:
         """The condition that the sum has such an iteration, of `extent` it had."""
-        zero, both = ast.Constant(0), [self.before, extent]
-        made = ast.Compare(zero, [ast.LtE(), ast.Lt()], copy.deepcopy(both))
+        zero, both = ast.Constant(0), [copied(self.before), copied(extent)]
+        made = ast.Compare(zero, [ast.LtE(), ast.Lt()], both)
         return ast.fix_missing_locations(ast.copy_location(made, extent))
 
 
@@ -202,7 +201,7 @@ def turns_of(
             if abs(sign) == 1:
                 name = ast.Name(index, ast.Load())
                 before = sum_of([(sign, name), *((-sign * s, x) for s, x in rest)], at)
-                shape = ast.Attribute(copy.deepcopy(o.tensor), "shape", ast.Load())
+                shape = ast.Attribute(copied(o.tensor), "shape", ast.Load())
                 extent = ast.Subscript(shape, ast.Constant(d), ast.Load())
                 ast.fix_missing_locations(ast.copy_location(extent, at))
                 found.append(Turn(index, ast.unparse(at), before, extent))

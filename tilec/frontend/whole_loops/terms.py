@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
 
-from tilec.support.syntax import names_in
+from tilec.support.syntax import copied, names_in
 
 Terms = list[tuple[int, ast.expr]]
 
@@ -30,7 +29,7 @@ def sum_of(terms: Terms, at: ast.expr) -> ast.expr:
         else:
             made = ast.BinOp(made, ast.Add() if sign > 0 else ast.Sub(), x)
     assert made is not None
-    return ast.fix_missing_locations(ast.copy_location(copy.deepcopy(made), at))
+    return ast.fix_missing_locations(ast.copy_location(copied(made), at))
 
 
 def without(index: str, terms: Terms) -> tuple[int, Terms]:

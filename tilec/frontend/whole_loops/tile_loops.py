@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from tilec.frontend.whole_loops.scans import PAD, makers
 from tilec.frontend.whole_loops.shared_scans import OPERATORS, Begun, SharedScans
 from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.ir.ops.tile import COMBINED
-from tilec.support.syntax import every, headed, names_in, parsed
+from tilec.support.syntax import copied, every, headed, names_in, parsed
 
 _BESIDE = 64  # columns of what is folded beside sums of products, whose tiles are large
 
@@ -423,7 +422,7 @@ for {turn} in {self.language}.{loop}:
         return [f"{value} = {ast.unparse(s.value)}", stored]
 
     def _in_loop(self, s: ast.stmt) -> ast.stmt:
-        made = copy.deepcopy(s)
+        made = copied(s)
         if isinstance(made, ast.Expr):
             made.value = self._put(made.value)
         if isinstance(made, ast.AnnAssign | ast.Assign) and made.value is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tilec.frontend.whole_loops.nests import Put, unravelled
 from tilec.frontend.whole_loops.scans import Scans
-from tilec.support.syntax import headed, names_in, parsed
+from tilec.support.syntax import copied, headed, names_in, parsed
 
 
 class Summed(NamedTuple):
@@ -94,7 +93,7 @@ class TilePlaces(Scans):
 
     def _put(self, node: ast.expr) -> ast.expr:
         """The author's expression, with elements of fragments for variables."""
-        found = self._names().visit(copy.deepcopy(node))
+        found = self._names().visit(copied(node))
         assert isinstance(found, ast.expr)
         return found
 
@@ -113,7 +112,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
 
     def _each_once(self, s: ast.stmt) -> list[ast.stmt]:
         """A statement for each of the block's iterations that there are."""
-        guarded = headed(f"if {self._once()}:", [self._names().visit(copy.deepcopy(s))], s)
+        guarded = headed(f"if {self._once()}:", [self._names().visit(copied(s))], s)
         head = f"for {self.o} in {self.language}.Parallel({self.outer}):"
         return [headed(head, [*parsed(self._places(), s), guarded], s)]
 

@@ -21,7 +21,6 @@ from about how large the loops are.
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -32,7 +31,7 @@ from tilec.frontend.whole_loops.order import in_order
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
 from tilec.ir.types import MAGNITUDES, magnitude_of, next_power_of_2
-from tilec.support.syntax import every, headed, names_in, parsed, stored_names
+from tilec.support.syntax import copied, every, headed, names_in, parsed, stored_names
 
 # About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
 # out of a row by little; one of longer rows is all of a row where it can be.
@@ -223,7 +222,7 @@ class Tiles(TileLoops):
                     made += parsed(line, e)
         at = self.nest.body.index(loops[0])
         put = nests.Put(puts)
-        body = [put.visit(copy.deepcopy(s)) if s in loops else s for s in self.nest.body]
+        body = [put.visit(copied(s)) if s in loops else s for s in self.nest.body]
         self.nest = replace(self.nest, body=(*body[:at], *made, *body[at:]))
         return [s for s in self.nest.body if isinstance(s, ast.For)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from tilec.frontend.whole_loops.nests import Nest, Put, fresh_name, no_less, unr
 from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
-from tilec.support.syntax import names_in, parsed, placed
+from tilec.support.syntax import copied, names_in, parsed, placed
 
 Given = str | ast.expr | list[ast.stmt]
 
@@ -175,7 +174,7 @@ for rest in T.serial({count} % 4):
             parts.append(self._tile(self.own("part"), e, begins))
             place = self._place(parts[-1], at, step)
             puts[e.text] = ast.parse(place, mode="eval").body
-        value, dtype = self.put(Put(puts).visit(copy.deepcopy(o.value))), tiled.dtypes[o.text]
+        value, dtype = self.put(Put(puts).visit(copied(o.value))), tiled.dtypes[o.text]
         if dtype is None:
             assert o.tensor is not None
             kind = f"{self.put(o.tensor)}.dtype"
@@ -305,8 +304,12 @@ class _Fill(ast.NodeTransformer):
 
     def _own(self, node: ast.AST) -> ast.AST:
         """A copy of the author's syntax."""
-        if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) in self.elements:
-            made = ast.parse(self.elements[ast.unparse(node)], mode="eval").body
+        if (
+            self.elements
+            and isinstance(node, ast.Name | ast.Subscript)
+            and (text := ast.unparse(node)) in self.elements
+        ):
+            made = ast.parse(self.elements[text], mode="eval").body
             assert isinstance(made, ast.Subscript)
             made.ctx = node.ctx
             return placed(made, node)

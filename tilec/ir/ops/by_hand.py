@@ -4,8 +4,8 @@ They stand beside the barriers of `schedule`, which are the same for users and p
 
 from __future__ import annotations
 
-from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, walk
-from tilec.ir.effects import ORDER, update
+from tilec.ir.core import Block, Effect, Effects, Op, Region, Value
+from tilec.ir.effects import ORDER, effects_in, update
 from tilec.ir.errors import InternalError
 from tilec.ir.op_classes import op
 from tilec.ir.ops import schedule
@@ -96,10 +96,9 @@ _ORDERED = (
 def is_by_hand(body: Block) -> bool:
     """Whether the author of a kernel (TILE) orders by himself what groups of its threads, or
     asynchronous engines, do."""
-    return any(
-        isinstance(o, _ORDERED)
-        or (isinstance(o, Gemm) and o.asynchronous)
-        or (isinstance(o, schedule.Barrier) and o.number is not None)
-        or (not o.region_fields and any(e.engine != "threads" for e in o.effects()))
-        for o in walk(body)
+    return (
+        body.has(*_ORDERED)
+        or any(o.asynchronous for o in body.every(Gemm))
+        or any(o.number is not None for o in body.every(schedule.Barrier))
+        or any(e.engine != "threads" for _, e in effects_in(body))
     )
