@@ -231,22 +231,23 @@ def kernels_of(
     X: T.Tensor((M, K), f16), Y: T.Tensor((K, N), f16), W: T.Tensor((N,), f32),
     S: T.Tensor((M,), f32),
 ) -> None:  # fmt: skip
-    """Two variables of a pair, the largest and the sum, and what both say, folded twice."""
+    """Two variables of a pair, the largest and the sum, and what both say, folded twice, into a
+    name that the tiles would give, too."""
     for i in T.Parallel(M):
-        total = 0.0
+        acc = 0.0
         for j in range(N):
             apart, most = 1.0, 0.0
             for k in range(K):
                 gap = T.abs(T.float32(X[i, k]) - T.float32(Y[k, j]))
                 apart += gap
                 most = T.max(most, gap)
-            total += W[j] * T.exp(-apart / most)
+            acc += W[j] * T.exp(-apart / most)
         for j in range(N):
             gap = 0.0
             for k in range(K):
                 gap = T.max(gap, T.abs(T.float32(X[i, k]) - T.float32(Y[k, j])))
-            total = T.max(total, gap)
-        S[i] = total
+            acc = T.max(acc, gap)
+        S[i] = acc
 
 
 @pytest.mark.parametrize("target", TARGETS)

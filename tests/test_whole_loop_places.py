@@ -270,3 +270,83 @@ def test_an_index_that_is_read_stays_as_it_is(rng: np.random.Generator) -> None:
     want = np.zeros(7)
     np.add.at(want, at, wide(x))
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
+
+
+@tilec.kernel
+def centred(
+    X: T.Tensor((M, C, N), "float16"), W: T.Tensor((C,), "float32"),
+    Y: T.Tensor((M, C, N), "float16"), groups: T.constexpr = 2,
+) -> None:  # fmt: skip
+    """One name for places in both loops, before and in the loop along the row."""
+    for i, g in T.Parallel(M, groups):
+        total = 0.0
+        for c in range(C // groups):
+            at = g * (C // groups) + c
+            for j in range(N):
+                total += X[i, at, j]
+        for c in range(C // groups):
+            for j in range(N):
+                at = g * (C // groups) + c
+                y = X[i, at, j] - total / (C // groups * N)
+                Y[i, at, j] = y * W[at]
+
+
+@tilec.kernel
+def changing(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")) -> None:
+    """Names that stay: one that is read behind its loop, one whose parts change before it is."""
+    for i in T.Parallel(M):
+        total = 0.0
+        last = 0
+        step = 0
+        for j in range(N):
+            last = N - 1 - j
+            total += X[i, last]
+            step += 2
+            at = step - 2 - j
+            step = step + 0
+            total += 2.0 * X[i, at]
+        Y[i] = total + last
+
+
+@tilec.kernel
+def drawn(P: T.Tensor((M, 3), "float32"), E: T.Tensor((M,), "float32")) -> None:
+    """Rows of so few elements that they are written out: vectors, for what goes along them."""
+    for i in T.Parallel(M):
+        e = 0.0
+        for j in range(M):
+            x = P[i, 0] - P[j, 0]
+            y = P[i, 2] - P[j, 2]
+            if j != i:
+                e += P[j, 1] / (x * x + y * y + 1.0)
+        E[i] = e
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("m, c, n", [(3, 4, 70), (1, 2, 1)])
+def test_names_for_places_in_loops(m: int, c: int, n: int, target: str) -> None:
+    rng = np.random.default_rng(n)
+    x, w = rng.standard_normal((m, c, n)).astype(np.float16), np.arange(c, dtype=np.float32)
+    y = np.empty_like(x)
+    if target != "cpu":
+        made = centred.compile(x, w, y, target=target).stages["tile"]
+        assert "reduce" in made or n == 1
+    run(centred, target, x, w, y)
+    wide = x.astype(np.float64).reshape(m, 2, -1)
+    want = (wide - wide.mean(2, keepdims=True)).reshape(x.shape) * w[:, None]
+    np.testing.assert_allclose(y, want, atol=5e-3)
+    s = np.empty(m, np.float32)
+    run(changing, target, x[:, 0].astype(np.float32), s)
+    np.testing.assert_allclose(s, 3 * x[:, 0].astype(np.float64).sum(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n", [1, 70])
+def test_numbers_at_the_end_of_places(n: int, target: str) -> None:
+    p = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
+    e = np.empty(n, np.float32)
+    if target != "cpu" and n > 1:
+        assert "reduce" in drawn.compile(p, e, target=target).stages["tile"]
+    run(drawn, target, p, e)
+    d = p[:, None].astype(np.float64) - p[None]
+    part = p[None, :, 1] / (d[..., 0] ** 2 + d[..., 2] ** 2 + 1)
+    np.testing.assert_allclose(e, part.sum(1) - np.diag(part), rtol=1e-4, atol=1e-4)

@@ -163,7 +163,9 @@ class Function:
         self.params = list(params)
         self.linkage = linkage
         self.attrs = attrs
-        self.blocks: list[BasicBlock] = [BasicBlock("entry")]
+        self._taken = {name for _, _, name in params}  # values and labels share their names
+        self._labels: dict[str, int] = {}
+        self.blocks: list[BasicBlock] = [BasicBlock(self.label("entry"))]
         self.block = self.blocks[0]
         self.allocas: list[Inst] = []
         self.declarations: dict[str, str] = {}
@@ -173,18 +175,19 @@ class Function:
         self.known: dict[str, Val] | None = None
         self._log: list[str] = []
         self._count = 0
-        self._labels: dict[str, int] = {}
 
     # --- names, blocks ---
 
     def fresh(self, type: str) -> Val:
         self._count += 1
-        return Val(type, f"%v{self._count}")
+        name = f"%v{self._count}"
+        return self.fresh(type) if name in self._taken else Val(type, name)
 
     def label(self, stem: str) -> str:
         n = self._labels.get(stem, 0)
         self._labels[stem] = n + 1
-        return f"{stem}{n}" if n else stem
+        name = f"{stem}{n}" if n else stem
+        return self.label(stem) if f"%{name}" in self._taken else name
 
     def start(self, label: str) -> None:
         """Begin the block `label`; later records go there."""

@@ -213,7 +213,7 @@ class WholeLoops(Tilings):
                 shared = {n for i in found[1] for o in i.product.operands for n in o.names}
                 apart = [i for i in typed.indices if i not in shared]
                 for across in (*apart, *[""] * (rows is whole)):
-                    blocks = Blocks(node, typed, {*used}, self.threads)
+                    blocks = Blocks(node, typed, self._used_names(), self.threads)
                     made = self._over_tiles(blocks, named, found[1], across)
                     if made is not None:
                         return made, blocks.names

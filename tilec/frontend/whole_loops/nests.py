@@ -61,7 +61,7 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
     found = Nest(names, tuple(node.iter.args), _without_grids(node.body, named))
     if inner is None or names_in(*inner.extents) & {*names}:
-        return replace(found, body=_with_known_extents(found, named))
+        return replace(found, body=_with_places(_with_known_extents(found, named)))
     return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
 
 
@@ -100,6 +100,52 @@ def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
         return counts and own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value))
 
     return with_ends(nest, is_known)
+
+
+def _with_places(body: tuple[ast.stmt, ...]) -> tuple[ast.stmt, ...]:
+    """The body with arithmetic on indices and sizes in place of the names that loops inside give
+    it, where elements have these in their places: `ch = g * n + c`, `X[b, ch, t]`."""
+    places = {n.id for e in elements_of(*body) for i in indices_of(e) for n in name_nodes(i)}
+    given = dict[str, list[list[ast.stmt]]]()  # what follows each assignment in its loop
+    for loop in every(ast.For, *body):
+        for at, s in enumerate(loop.body):
+            match s:
+                case ast.Assign([ast.Name(name)], value) if name in places and _is_sum(value):
+                    behind = loop.body[at + 1 :]
+                    if {name, *names_in(value)}.isdisjoint(stored_names(*behind)):
+                        given.setdefault(name, []).append(behind)
+    all_read, stored = [n.id for n in name_nodes(*body)], stored_names(*body)
+    found = set[str]()
+    for name, every_behind in given.items():
+        read = sum(n.id == name for behind in every_behind for n in name_nodes(*behind))
+        if len(every_behind) == stored.count(name) and read + len(every_behind) == all_read.count(
+            name
+        ):
+            found.add(name)
+
+    class InPlace(ast.NodeTransformer):
+        def visit_For(self, node: ast.For) -> ast.For:
+            made, same = list[ast.stmt](), dict[str, ast.expr]()
+            for s in node.body:
+                s = Put(same).visit(s)
+                match s:
+                    case ast.Assign([ast.Name(name)], value) if name in found:
+                        same[name] = value
+                    case _:
+                        made.append(self.visit(s))
+            node.body = made
+            return node
+
+    return tuple(InPlace().visit(copy.deepcopy(s)) for s in body) if found else body
+
+
+def _is_sum(value: ast.expr) -> bool:
+    """Whether it is arithmetic on names and ints alone."""
+    parts = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Name | ast.expr_context
+    return all(
+        isinstance(n, parts) or (isinstance(n, ast.Constant) and isinstance(n.value, int))
+        for n in ast.walk(value)
+    )
 
 
 def with_ends(nest: Nest, is_known: Callable[[ast.expr], bool]) -> tuple[ast.stmt, ...]:

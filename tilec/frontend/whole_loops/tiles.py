@@ -243,7 +243,8 @@ class Tiles(TileLoops):
 
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:
         """Whether the last index of the matrices that loops inside go over is that of the
-        iterations, not theirs; None where it is neither, or both."""
+        iterations, not theirs; None where it is neither, or both. Numbers at the end, `P[j, 0]`,
+        do not count."""
         inner = {nests.index_of(s) for loop in loops for s in nests.chain_of(loop)}
         ours = inner | {*self.nest.indices}
         matrices, vectors = list[set[str]](), list[set[str]]()
@@ -252,10 +253,13 @@ class Tiles(TileLoops):
             names = {n.id for i in nests.indices_of(e) for n in _apart_from_elements(i)}
             if not inner & names:
                 continue
-            if len(nests.indices_of(e)) > 1:
-                matrices.append(_beside(nests.indices_of(e)[-1], ours))
+            places = [*nests.indices_of(e)]
+            while isinstance(places[-1], ast.Constant):
+                places.pop()
+            if len(places) > 1:
+                matrices.append(_beside(places[-1], ours))
             elif few or not names.isdisjoint(self.nest.indices):
-                vectors.append(_beside(nests.indices_of(e)[-1], ours))
+                vectors.append(_beside(places[-1], ours))
         last, own = matrices or vectors, self.nest.indices[-1]
         if last and all(inner & names for names in last):
             return None if any(own in names for names in last) else False
