@@ -21,7 +21,7 @@ from tilec.passes.fuse_multiply_adds import fuse_multiply_adds
 from tilec.passes.simplify import simplify
 from tilec.runtime.tensors import numpy_dtype
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"]
 N = T.dynamic("N")
@@ -114,6 +114,7 @@ def eval_apart(expression: str, a: np.ndarray) -> np.ndarray:
     return c
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", TARGETS)
 def test_asked_to_leave_them_apart(target: str) -> None:
     a, c = numbers(257), np.full(257, np.nan, np.float32)

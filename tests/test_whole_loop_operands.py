@@ -266,7 +266,7 @@ def test_a_sum_that_ends_before_its_tensors(last: int, target: str) -> None:
     check(fewer, [a, w], a[:, :last].astype(np.float64) @ w[:last], f16, target, last)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("channels", [24, 21, 1])
 @pytest.mark.parametrize("images, m, h", [(2, 5, 7), (1, 1, 1), (3, 1, 40)])
