@@ -86,8 +86,10 @@ def left(func: Any) -> tuple[int, int, int]:
     return sum(isinstance(o, Fma) for o in ops), kinds["mul"], kinds["add"] + kinds["sub"]
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("expression", FORMS)
-def test_what_is_fused(expression: str) -> None:
+def test_what_is_fused(target: str, expression: str) -> None:
     a = numbers(300)
     function = of(expression)
     *form, value = FORMS[expression]
@@ -95,10 +97,9 @@ def test_what_is_fused(expression: str) -> None:
     func = fuse_multiply_adds(func, SM90)
     assert left(func) == tuple(form)
     want = value(*a)
-    for target in TARGETS:
-        c = np.full(300, np.nan, np.float32)
-        run(tilec.kernel(function), target, a, c, 0.7)
-        np.testing.assert_array_equal(c, want, err_msg=target)
+    c = np.full(300, np.nan, np.float32)
+    run(tilec.kernel(function), target, a, c, 0.7)
+    np.testing.assert_array_equal(c, want, err_msg=target)
 
 
 def test_it_makes_a_difference() -> None:
