@@ -3,6 +3,7 @@ a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -13,7 +14,7 @@ import signal
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     ptxas.run_ptxas = Once(ptxas.run_ptxas, folder, lambda found, *_: found != usual)
     here.run_ptxas = ptxas.run_ptxas
     if hasattr(os, "fork"):
-        small = SmallProcess()
+        small = SmallProcess(whole=config.option.every_cell)
         here._made = Once(small.made, folder, lambda *_: small.replaced())
         config.add_cleanup(small.end)
 
@@ -132,6 +133,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _skip(items, "torch", "needs torch")
     if any(item.get_closest_marker("gpu") for item in items) and cuda_devices() == 0:
         _skip(items, "gpu", "needs an NVIDIA GPU")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each worker reads all modules of a folder that it is asked for, and begins with its share of
+    them: the others' bytecode, with what pytest makes of assertions, is there when it comes to
+    them, which are two thirds of what it takes to read them."""
+    report = yield
+    worker = getattr(collector.config, "workerinput", None)
+    if worker and str(collector.path) in map(os.path.abspath, collector.config.args):
+        modules = [x for x in report.result if isinstance(x, pytest.Module)]
+        for module in modules[int(worker["workerid"][2:]) :: worker["workercount"]]:
+            with contextlib.suppress(Exception):  # told where it is collected
+                _ = module.obj
+    return report
 
 
 class _Cells:

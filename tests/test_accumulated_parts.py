@@ -13,6 +13,7 @@ from tilec.ir.errors import CompileError
 pytestmark = [
     pytest.mark.usefixtures("unassembled"),
     pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning"),
+    pytest.mark.turns,
 ]
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")

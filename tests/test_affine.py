@@ -20,6 +20,8 @@ from tilec.ir.loc import UNKNOWN
 from tilec.ir.ops import Binary, BlockIndex, Cast, Const, Parallel, Unary, Yield
 from tilec.ir.types import INT8, INT32, INT64, UINT8, UINT32, ScalarType
 
+pytestmark = pytest.mark.turns
+
 DTYPES = (INT32, INT32, INT32, INT64, UINT8, INT8, UINT32)
 EXTENTS = (5, 7)
 KINDS = (

@@ -90,7 +90,7 @@ def product(dtype: str, sums: str, a_kind: int, b_kind: int, packed: int = 1) ->
     return kernel
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kinds", [(0, 0), (1, 2), (2, 3), (3, 1)])
 @pytest.mark.parametrize("dtype, sums", [("float16", "float32"), ("int8", "int32")])

@@ -13,6 +13,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.errors import CompileError
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = 40
 WEIGHTS: Any = np.zeros((3, 5), np.float32)

@@ -83,6 +83,7 @@ def check(given, found):
     assert np.array_equal(found[3], (first & 7).astype("i8") * 3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("optimised", (False, True))
 @pytest.mark.parametrize("threads", (32, 100, 128))
 def test_the_simulator_takes_it_for_what_the_user_says(threads, optimised, rng):

@@ -11,6 +11,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 Arrays = tuple[np.ndarray, ...]
 
@@ -53,6 +55,7 @@ def counted(A: T.Tensor((8,), "int32"), B: T.Tensor((64,), "int32"), READ: T.con
                 B[0] = A[0]
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("read", [False, True])
 def test_a_plain_read_beside_atomics(target: str, read: bool) -> None:

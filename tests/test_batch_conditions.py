@@ -19,6 +19,7 @@ GPUS = TARGETS[:3]
 pytestmark = [
     pytest.mark.usefixtures("unassembled"),
     pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning"),
+    pytest.mark.turns,
 ]
 
 

@@ -49,7 +49,7 @@ def batches(compiled: tilec.CompiledKernel) -> int:
     return sum(number[count] for count in loops)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", ["loop", "tile"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -113,6 +113,7 @@ def test_what_is_loaded_where_it_is_used(how: str) -> None:
     assert not brought(how)
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("rows", [64, 256])
 def test_where_there_is_room(rows: int) -> None:
     """128 x 256 float32 numbers beside 128 KiB of keys and values are loaded where they are

@@ -36,6 +36,7 @@ def product(dtype: str, turned: bool) -> Any:
     return main
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_89", "cuda:sm_90a"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("turned", [False, True])

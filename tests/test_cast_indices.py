@@ -20,6 +20,8 @@ from tilec.ir.loc import UNKNOWN
 from tilec.ir.ops import Cast, Yield
 from tilec.ir.types import FLOAT32, INT32, INT64, ScalarType
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = T.dynamic("N")
 ROWS = np.arange(32 * 64, dtype="float32").reshape(32, 64) + 1

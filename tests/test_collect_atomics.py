@@ -9,7 +9,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N, K = T.dynamic("M, N, K")
 Ints = T.Tensor((1024,), "int32")

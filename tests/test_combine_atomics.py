@@ -12,7 +12,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N, K = T.dynamic("M, N, K")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")

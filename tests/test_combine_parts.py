@@ -226,12 +226,13 @@ def test_in_any_order_of_the_blocks(split: Any, target: str, words: Any, shape: 
     assert report.grid[2] == count and outputs[0] == outputs[1]
 
 
-def test_what_the_optimiser_leaves() -> None:
+@pytest.mark.turns
+@pytest.mark.parametrize("target", ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
+def test_what_the_optimiser_leaves(target: str) -> None:
     args, want = case(64, 64, 136)
-    for target in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"):
-        report = tilec.simulate(shared((1, 3)), *args, target=target, optimised=True)
-        assert not report.findings, str(report)
-        np.testing.assert_allclose(args[-1], want, rtol=1e-4, atol=1e-3)
+    report = tilec.simulate(shared((1, 3)), *args, target=target, optimised=True)
+    assert not report.findings, str(report)
+    np.testing.assert_allclose(args[-1], want, rtol=1e-4, atol=1e-3)
 
 
 @tilec.kernel

@@ -9,6 +9,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 TURNED = T.Fragment((32,), forward_fn=lambda i: (i % 8 * 4 + i // 8, 0))
 IN_ORDER = T.Fragment((32,), forward_fn=lambda i: (i, 0))

@@ -16,7 +16,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M = T.dynamic("M")
 SUMS = {"int8": "int32", "float8_e4m3": "float32", "float16": "float32", "float32": "float32"}

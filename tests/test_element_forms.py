@@ -13,7 +13,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 B, C, S, H, D, M, N, L = T.dynamic("B, C, S, H, D, M, N, L")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")

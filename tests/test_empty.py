@@ -13,6 +13,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.errors import LaunchError
 
+pytestmark = pytest.mark.turns
+
 M, N, K = T.dynamic("M, N, K")
 
 

@@ -142,15 +142,16 @@ def test_numbers(target: str, shape: tuple[int, int]) -> None:
         assert np.array_equal(a, b)
 
 
-def test_numbers_of_products() -> None:
+@pytest.mark.turns
+@pytest.mark.parametrize("target", GPUS)
+def test_numbers_of_products(target: str) -> None:
     rng = np.random.default_rng(4)
     a, b = (rng.integers(-4, 5, (130, 136)).astype(np.float16) for _ in "ab")
-    for target in GPUS:
-        c = np.full((130, 130), np.nan, np.float16)
-        report = tilec.simulate(product("evict_first", "evict_last", "evict_first"), a, b, c,
-                                target=target)  # fmt: skip
-        assert report.ok, report
-        assert np.array_equal(c, (a.astype(float) @ b.astype(float).T).astype(np.float16))
+    c = np.full((130, 130), np.nan, np.float16)
+    report = tilec.simulate(product("evict_first", "evict_last", "evict_first"), a, b, c,
+                            target=target)  # fmt: skip
+    assert report.ok, report
+    assert np.array_equal(c, (a.astype(float) @ b.astype(float).T).astype(np.float16))
 
 
 @pytest.mark.gpu

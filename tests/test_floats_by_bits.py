@@ -14,6 +14,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 N = T.dynamic("N")
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 NUMBERS = (0, 8, 128, -8, 0.5, 1000, 3000, 70000.0)

@@ -21,7 +21,7 @@ from tilec.passes.fuse_multiply_adds import fuse_multiply_adds
 from tilec.passes.simplify import simplify
 from tilec.runtime.tensors import numpy_dtype
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"]
 N = T.dynamic("N")
@@ -86,8 +86,10 @@ def left(func: Any) -> tuple[int, int, int]:
     return sum(isinstance(o, Fma) for o in ops), kinds["mul"], kinds["add"] + kinds["sub"]
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("expression", FORMS)
-def test_what_is_fused(expression: str) -> None:
+def test_what_is_fused(target: str, expression: str) -> None:
     a = numbers(300)
     function = of(expression)
     *form, value = FORMS[expression]
@@ -95,10 +97,9 @@ def test_what_is_fused(expression: str) -> None:
     func = fuse_multiply_adds(func, SM90)
     assert left(func) == tuple(form)
     want = value(*a)
-    for target in TARGETS:
-        c = np.full(300, np.nan, np.float32)
-        run(tilec.kernel(function), target, a, c, 0.7)
-        np.testing.assert_array_equal(c, want, err_msg=target)
+    c = np.full(300, np.nan, np.float32)
+    run(tilec.kernel(function), target, a, c, 0.7)
+    np.testing.assert_array_equal(c, want, err_msg=target)
 
 
 def test_it_makes_a_difference() -> None:
@@ -114,6 +115,7 @@ def eval_apart(expression: str, a: np.ndarray) -> np.ndarray:
     return c
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", TARGETS)
 def test_asked_to_leave_them_apart(target: str) -> None:
     a, c = numbers(257), np.full(257, np.nan, np.float32)

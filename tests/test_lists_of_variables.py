@@ -14,6 +14,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "hip:gfx942")
 N = 64
 tx = np.arange(N)

@@ -10,6 +10,8 @@ import tilec
 import tilec.language as T
 from tests.simulated import run_compiled
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 GPUS = ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"]
 DTYPES = ["uint8", "int8", "float16", "bfloat16", "int16", "float32", "int32", "float64", "int64"]

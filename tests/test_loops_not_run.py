@@ -14,7 +14,7 @@ from tilec.ir.ops import Barrier, For, While
 from tilec.passes import run_plan
 from tilec.tune.plans import plans
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N = T.dynamic("M, N")
 WIDTH = 128

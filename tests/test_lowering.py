@@ -189,6 +189,7 @@ def test_policies(target, policy):
     check_matmul(text, target, 0, 130, 70, 40, 0, 1, np.float16, np.float16, 0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 @pytest.mark.parametrize("align", [2, 4, 8])
 def test_misaligned_rows(target, align):

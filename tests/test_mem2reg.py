@@ -21,6 +21,8 @@ from tilec.passes.mem2reg import mem2reg
 from tilec.passes.simplify import simplify
 from tilec.target import TARGETS
 
+pytestmark = pytest.mark.turns
+
 TARGET = TARGETS["cuda:sm_90a"]
 M = T.dynamic("M")
 PARAMS = """

@@ -8,6 +8,8 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N = T.dynamic("M, N")
 

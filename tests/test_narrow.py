@@ -17,6 +17,8 @@ from tilec.ir.core import walk
 from tilec.ir.ops import Atomic, Store
 from tilec.jit.build import trace_variant
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 DTYPES = ("int4", "uint4", "float4_e2m1")
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -27,6 +27,8 @@ from tilec.passes import run_plan
 from tilec.passes.utils.dce import sweep
 from tilec.target import TARGETS
 
+pytestmark = pytest.mark.turns
+
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = T.dynamic("N")
 
@@ -230,6 +232,7 @@ def test_what_it_changes_is_kept(rng: np.random.Generator) -> None:
     assert len(ops(sweep(func), Accumulate)) == 3
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", GPUS)
 def test_replicas_do_not_repeat_it(target: str) -> None:
     """Of 128 threads 16 have an element of a loop over 16; the others run it beside them."""

@@ -9,6 +9,8 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 N = T.dynamic("N")
 TARGETS = ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"]
 

@@ -18,6 +18,8 @@ import tilec.language as T
 from tilec.ir.errors import shown
 from tilec.layout import make_mma_swizzle_layout, make_swizzled_layout
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 
 

@@ -12,6 +12,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 
 

@@ -15,6 +15,8 @@ from tilec.ir.core import walk
 from tilec.ir.ops import Barrier, For, MemLoad, MemStore
 from tilec.ir.schedule import Plan
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 

@@ -13,7 +13,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 N = T.dynamic("N")
 TARGETS = ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"]

@@ -160,25 +160,28 @@ def test_a_product_with_much_to_do_packs(kind: str) -> None:
     assert "\npacked: A, B\n" in made.stages["plan"]
 
 
+@pytest.mark.covering(1, axes=("why",))
 @pytest.mark.parametrize(
-    ("a", "b", "packed"),
+    ("why", "a", "b", "packed"),
     [
-        ((4095, 4096), (4096, 4096), ()),  # all rows are aligned
-        ((4095, 4095), (4095, 4096), ("A",)),
-        ((63, 63), (63, 63), ()),  # two launches more cost more than the product
-        ((17, 4095), (4095, 4095), ()),  # B is read once
-        ((9, 6737), (6737, 3637), ()),
-        ((4095, 4095), (4095, 65), ()),
-        ((64, 5001), (5001, 5001), ()),
-        ((14001, 4095), (4095, 14001), ("A", "B")),  # 115 MB each,
-        ((33001, 4095), (4095, 33001), ()),  # 270 MB each: too much to keep
+        ("all rows are aligned", (4095, 4096), (4096, 4096), ()),
+        ("one operand's are not", (4095, 4095), (4095, 4096), ("A",)),
+        ("two launches more cost more than the product", (63, 63), (63, 63), ()),
+        ("B is read once", (17, 4095), (4095, 4095), ()),
+        ("B is read once", (9, 6737), (6737, 3637), ()),
+        ("A is read once", (4095, 4095), (4095, 65), ()),
+        ("B is read once", (64, 5001), (5001, 5001), ()),
+        ("115 MB each", (14001, 4095), (4095, 14001), ("A", "B")),
+        ("270 MB each: too much to keep", (33001, 4095), (4095, 33001), ()),
     ],
 )
-def test_what_is_packed(a: tuple[int, int], b: tuple[int, int], packed: tuple[str, ...]) -> None:
+def test_what_is_packed(
+    why: str, a: tuple[int, int], b: tuple[int, int], packed: tuple[str, ...]
+) -> None:
     kernel = shared()
     c = spec(a[0], b[1], dtype="float32")
     facts = kernel.key_of((spec(*a), spec(*b), c), "cuda:sm_90a", {})
-    assert facts.packed == packed
+    assert facts.packed == packed, why
 
 
 def test_the_best_plain_tile_may_be_bad_when_packed() -> None:

@@ -12,6 +12,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.ops import Bitcast, CpAsyncCommit, CpAsyncWait, If, Load
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = T.dynamic("N")
 

@@ -11,7 +11,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M = T.dynamic("M")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")

@@ -14,6 +14,8 @@ import tilec.language as T
 from tilec.ir.core import walk
 from tilec.ir.ops import Alloc, Parallel
 
+pytestmark = pytest.mark.turns
+
 N = T.dynamic("N")
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 

@@ -10,7 +10,7 @@ import pytest
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N, K = T.dynamic("M, N, K")
 

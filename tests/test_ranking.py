@@ -3,6 +3,7 @@ tried where the assembler spills."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from dataclasses import replace
@@ -52,6 +53,7 @@ def product(
         T.copy(acc, C[by * BM, bx * BN])
 
 
+@functools.cache
 def ranked(m: int, n: int, k: int, pitch: int = 0, pitch_b: int = 0, **tile: int) -> list[Ranked]:
     specs = [
         tilec.spec((m, k), "float16", strides=(pitch or k, 1)),
@@ -371,6 +373,7 @@ def test_the_search_goes_on_from_a_tile_as_fast() -> None:
     assert first.plan.consumer_groups == 2
 
 
+@functools.cache
 def gradients(target: str = SM90) -> list[Ranked]:
     """dK, dV and dQ of 8x32x4096, head dimension 128, in `examples/attention/mha_bwd.py`."""
     example = importlib.import_module("mha_bwd")

@@ -19,7 +19,7 @@ from tilec.ir.ops import Barrier, Copy, Parallel, Reduce, ShuffleXor
 from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 GPUS = ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"]
 TARGETS = [*GPUS, "cpu"]

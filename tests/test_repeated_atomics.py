@@ -13,7 +13,7 @@ import pytest
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 BEGIN = """\
 import tilec

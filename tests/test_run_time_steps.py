@@ -9,6 +9,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 
 

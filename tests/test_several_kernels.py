@@ -7,6 +7,8 @@ import tilec
 import tilec.language as T
 from tilec.runtime.cpu import CpuKernel
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 

@@ -125,6 +125,7 @@ def squared(
         T.copy(c, C)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_fragment_as_both_operands(target, transposed, rng) -> None:

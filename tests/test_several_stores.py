@@ -8,6 +8,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 SM90 = "cuda:sm_90a"
 M, N, K = T.dynamic("M, N, K")
 

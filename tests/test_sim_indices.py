@@ -9,6 +9,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 N = T.dynamic("N")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 

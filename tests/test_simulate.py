@@ -27,7 +27,7 @@ from tilec.sim.report import Report, ReportError
 from tilec.sim.trace import Change, Trace, parse_trace
 from tilec.target import TargetError
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N, K = T.dynamic("M, N, K")

@@ -52,7 +52,7 @@ SMALLER = {  # as many steps of each loop, and fewer rows
     "histogram": (1, 5000, 20_000),
     "tensor_sum": (1, 5000, 9001),
 }
-FEWER = {"matmul": 2, "grouped_gemm": 3}  # each second case, or third: the CPU has them all
+FEWER = {"matmul": 4, "grouped_gemm": 3}  # each fourth case, or third: the CPU has them all
 
 
 @pytest.mark.parametrize("number", range(len(PRINT_ONE_LINE)), ids=PRINT_ONE_LINE)

@@ -14,7 +14,7 @@ import tilec
 import tilec.language as T
 from tilec.sim.findings import Finding
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 M, N, K = T.dynamic("M, N, K")
@@ -433,6 +433,7 @@ def narrowed(A: T.Tensor((2, 64), "float32")):
     return C
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @EVERY_TARGET
 def test_float8_that_the_call_allocates(target: str) -> None:
     """AMD's encoding for gfx942, the Open Compute Project's for others."""

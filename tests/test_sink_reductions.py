@@ -17,7 +17,7 @@ from tilec.ir.verify import verify
 from tilec.passes.sink_reductions import sink_reductions
 from tilec.passes.split_fragments import split_fragments
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 M, N = T.dynamic("M, N")

@@ -255,6 +255,7 @@ INSTRUCTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [SM80, SM90])
 @pytest.mark.parametrize(("how", "form"), INSTRUCTIONS)
 def test_instructions(how: dict[str, Any], form: str, target: str) -> None:

@@ -13,6 +13,8 @@ from tilec.ir.core import walk
 from tilec.ir.ops import AtomicTile, Copy, Parallel
 from tilec.jit.build import trace_variant
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = T.dynamic("N")
 

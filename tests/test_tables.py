@@ -12,6 +12,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TABLE = (1.0, -2.0, 3.5, 4.25)
 LONG = (*range(17),)
 NESTED = [[1, 2], [3, 4]]

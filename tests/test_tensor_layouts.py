@@ -14,6 +14,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.ops import Atomic, Copy, Load, Parallel
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 L = T.dynamic("L")
 

@@ -8,6 +8,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 # mypy: ignore-errors
 
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")

@@ -11,6 +11,8 @@ import tilec
 import tilec.language as T
 from tilec.layout import make_swizzled_layout
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 

@@ -13,6 +13,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 N = T.dynamic("N")
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 

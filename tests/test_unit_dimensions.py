@@ -13,6 +13,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 GPUS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 TARGETS = (*GPUS, "cpu")
@@ -112,6 +114,7 @@ def columns(X: T.Tensor((M, 128), "float16"), Y: T.Tensor((M, 128), "float32")):
             Y[bx * 64 + i, j] = x[i, j] - total[j]
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", TARGETS)
 def test_results_that_many_threads_have(target: str) -> None:
     x = np.random.default_rng(1).standard_normal((130, 128)).astype(np.float16)

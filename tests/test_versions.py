@@ -121,7 +121,7 @@ def test_ptxas_serialises_none(make: Callable[..., Any], schedule: dict[str, Any
 # --- the numbers ---
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", [bytes_times, nibbles_times])
 @pytest.mark.parametrize("schedule", [DIRECT, LONG, TURNS], ids=["direct", "long", "turns"])
 @pytest.mark.parametrize("trips", [0, 1, 2, 4, 5])

@@ -7,6 +7,8 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 COUNTS = (32, 16, 96, 100, 1)
 

@@ -16,7 +16,7 @@ from tilec.ir.ops import For, If, Shuffle, ShuffleXor, WarpSync, While
 from tilec.passes.mask_warps import mask_warps
 from tilec.target import find_target
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"]
 M, N, K, R = T.dynamic("M, N, K, R")
@@ -103,6 +103,7 @@ def looped(a: np.ndarray, trips: np.ndarray, lanes: int) -> np.ndarray:
     return x[:, : a.shape[1]]
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", TARGETS)
 def test_loops_that_warps_leave_by_themselves(target: str, rng: np.random.Generator) -> None:
     a, trips = rng.integers(0, 50, (7, 16)).astype(np.int32), np.arange(7, dtype=np.int32) % 5
@@ -232,6 +233,7 @@ def whole_block(X: T.Tensor((N,), "float32"), Y: T.Tensor((1,), "float32"), take
                 T.atomic_exchange(taken[0], 0, "release")
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", TARGETS)
 def test_places_that_nobody_wrote_are_not_read(target: str, rng: np.random.Generator) -> None:
     x, y, taken = rng.integers(-9, 10, 1001).astype(np.float32), np.zeros(1), np.zeros(1, np.int32)

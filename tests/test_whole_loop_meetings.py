@@ -12,6 +12,8 @@ from tilec.runtime import devices
 from tilec.runtime.cuda import CudaDriver
 from tilec.target import find_target
 
+pytestmark = pytest.mark.turns
+
 M, N, K = T.dynamic("M, N, K")
 f16, f32, i32 = "float16", "float32", "int32"
 

@@ -250,6 +250,7 @@ def kernels_of(
         S[i] = acc
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m, n, k", [(33, 70, 13), (5, 0, 3), (2, 1, 70)])
 def test_what_a_loop_inside_folds(m: int, n: int, k: int, target: str) -> None:

@@ -147,6 +147,7 @@ def test_what_is_added_up_beside_a_rescaled_sum(kernel: Any, target: str) -> Non
         assert "gemm" in made.stages["tile"] and not made.resources.spilled_bytes
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", (running, late, unscaled), ids=lambda k: k.name)
 def test_what_hangs_on_the_running_values_stays_in_its_loop(kernel: Any, target: str) -> None:

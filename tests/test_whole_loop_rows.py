@@ -9,6 +9,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 B, M, N = T.dynamic("B, M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 Row = T.Tensor((M,), "float32")

@@ -242,7 +242,7 @@ def outputs(name: str, want: list[Any]) -> list[np.ndarray]:
     return [np.full(w.shape, 77, dtype) for w, dtype in zip(want, dtypes)]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", SIZES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", TARGETS)

@@ -10,6 +10,8 @@ from simulated import products_in, run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N, K, R = T.dynamic("M, N, K, R")
 f16, f32 = "float16", "float32"
 TILES = {"BM": 16, "BN": 16, "BK": 16}

@@ -9,6 +9,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N, E, D = T.dynamic("M, N, E, D")
 f16, f32, i32 = "float16", "float32", "int32"
 

@@ -70,6 +70,7 @@ def by_columns(
 PARTS = {"lower": np.tril, "upper": np.triu, "band": lambda x: np.triu(np.tril(x, 8), -4)}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", [lower, upper, band])
 def test_ends_that_follow_from_rows(kernel: Any, target: str) -> None:

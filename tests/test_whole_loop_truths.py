@@ -12,7 +12,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")

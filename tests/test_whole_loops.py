@@ -276,7 +276,9 @@ def test_methods_of_what_an_iteration_names():
     np.testing.assert_array_equal(high, (mixed >> np.uint64(32)).astype(np.uint32))
 
 
-def test_functions_inside_of_the_kernel():
+@pytest.mark.turns
+@pytest.mark.parametrize("target", ("cpu", *TARGETS))
+def test_functions_inside_of_the_kernel(target):
     """Those that a loop calls may stand before it, for a product and for loops along rows."""
 
     @tilec.kernel
@@ -312,13 +314,12 @@ def test_functions_inside_of_the_kernel():
 
     a, b = single(9, 70), single(70, 20)
     c, e = np.empty((9, 20), np.float32), np.exp(wide(a))
-    for target in ("cpu", *TARGETS):
-        assert "gemm" in rectified.compile(a, b, c, target=target).stages["tile"]
-        run(rectified, target, a, b, c)
-        np.testing.assert_allclose(c, np.maximum(wide(a) @ wide(b), 0), rtol=1e-4, atol=1e-4)
-        y = np.empty_like(a)
-        run(softmax, target, a, y)
-        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
+    assert "gemm" in rectified.compile(a, b, c, target=target).stages["tile"]
+    run(rectified, target, a, b, c)
+    np.testing.assert_allclose(c, np.maximum(wide(a) @ wide(b), 0), rtol=1e-4, atol=1e-4)
+    y = np.empty_like(a)
+    run(softmax, target, a, y)
+    np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
 
 
 def test_what_an_iteration_makes_is_made_once():

@@ -77,18 +77,19 @@ def test_folds_of_long_rows_stay_in_registers(kernel: Any, dtype: str, target: s
     assert {*large.resources.buffers} == {*small.resources.buffers}
 
 
+@pytest.mark.turns
+@pytest.mark.parametrize("target", GPUS)
 def test_folds_of_long_rows(
-    wide: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    target: str, wide: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = importlib.import_module("tilec.jit.build")
     monkeypatch.setattr(build, "blocks_at_once", lambda target: 8)  # they are simulated at once
     x = rng.integers(-9, 9, (2, 70000)).astype(np.float32)
-    for target in GPUS:
-        y, at = np.zeros(2, np.float32), np.zeros(2, np.int64)
-        assert tilec.simulate(row_sums, x, y, target=target).ok
-        assert tilec.simulate(places, x, at, target=target).ok
-        np.testing.assert_array_equal(y, x.sum(1))
-        np.testing.assert_array_equal(at, x.argmax(1))
+    y, at = np.zeros(2, np.float32), np.zeros(2, np.int64)
+    assert tilec.simulate(row_sums, x, y, target=target).ok
+    assert tilec.simulate(places, x, at, target=target).ok
+    np.testing.assert_array_equal(y, x.sum(1))
+    np.testing.assert_array_equal(at, x.argmax(1))
 
 
 @tilec.kernel

@@ -15,6 +15,8 @@ import tilec.language as T
 from tilec.jit.build import trace_variant
 from tilec.tune.work import UNKNOWN_LENGTH, Numbers, Values, read_work
 
+pytestmark = pytest.mark.turns
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "attention"))
 SM90 = "cuda:sm_90a"
 GPUS = [SM90, "cuda:sm_80", "hip:gfx942"]

@@ -12,6 +12,8 @@ import tilec
 import tilec.tilelang as tilelang
 import tilec.tilelang.language as T
 
+pytestmark = pytest.mark.turns
+
 # mypy: ignore-errors
 
 
@@ -103,6 +105,7 @@ def test_two_branches_on_one_condition_meet_between(target: str) -> None:
     np.testing.assert_array_equal(b, np.where(a < 48, (a + 33) % 48, 0))
 
 
+@pytest.mark.turns("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
 def test_what_one_group_leaves_for_another(target: str) -> None:
     """All meet between two branches, in front of both sides of the second."""
