@@ -104,10 +104,6 @@ class Estimate:
     sides: frozenset[int]
     lacking: int = 0
 
-    @property
-    def intensity(self) -> float:
-        return self.flops / self.dram_bytes if self.dram_bytes else 0.0
-
 
 @dataclass(frozen=True)
 class Products:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tilec.ir.core import Op, upstream, walk
 from tilec.ir.ops import Assume, For, Load, Parallel, Store, Yield
 
-Loop = TypeVar("Loop", For, Parallel)
+Loop = TypeVar("Loop", bound=For | Parallel)
 
 
 def with_parts(p: Parallel, made_of: Callable[[Parallel], list[Op] | None]) -> list[Op] | None:
