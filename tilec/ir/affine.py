@@ -11,7 +11,7 @@ nothing wraps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,10 +248,13 @@ class Origins:
             self._known.update(dict.fromkeys(o.results, found))
         return self._part(value)
 
-    def grid_dims(self, values: Sequence[Value]) -> frozenset[int]:
+    def of_all(self, values: Iterable[Value]) -> frozenset[Value]:
+        """Those behind any of `values`."""
+        return frozenset[Value]().union(*map(self.of, values))
+
+    def grid_dims(self, values: Iterable[Value]) -> frozenset[int]:
         """Along which dimensions of the grid some of `values` change."""
-        behind = frozenset[Value]().union(*map(self.of, values))
-        return frozenset(self._blocks[v] for v in behind if v in self._blocks)
+        return frozenset(self._blocks[v] for v in self.of_all(values) if v in self._blocks)
 
     def _part(self, value: Value) -> frozenset[Value]:
         if value in self._carried and value not in self._known:

@@ -123,10 +123,10 @@ class _Tiles(LoopRegions):
     def walk(self, x: ops.Load) -> Walked | None:
         """The tile that all iterations read together, if TMA can bring it for each iteration of
         the loop around."""
-        t, origins = x.source.buffer, self.facts.origins
+        t = x.source.buffer
         if t.space != "global" or x.source in self.kept or not tensor_map_fits(t):
             return None
-        if not any(self.index in origins.of(v) for v in x.indices):
+        if self.index not in self.facts.origins.of_all(x.indices):
             return None
         found, last = self.walked(x.source, x.indices, several=True), self.run(x.indices[-1])
         if last is None or found is None or found.order != self.o.body.args or len(found.order) < 2:

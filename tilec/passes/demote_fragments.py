@@ -70,10 +70,9 @@ def _by_some(p: Parallel, func: Func) -> list[Store]:
         for x in (*o.then.every(Store), *o.orelse.every(Store)):
             if x.dest.space != "fragment" or x.dest in inside:
                 continue
-            behind = facts_of(func).origins.of
-            told = frozenset[Value]().union(*map(behind, x.indices))
-            shared = {a for a, e in zip(p.body.args, p.extents) if e > 1} - told
-            if not shared.isdisjoint(behind(o.cond)):
+            origins = facts_of(func).origins
+            shared = {a for a, e in zip(p.body.args, p.extents) if e > 1}
+            if not (shared - origins.of_all(x.indices)).isdisjoint(origins.of(o.cond)):
                 found.append(x)
     return found
 

@@ -26,7 +26,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Value, upstream, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, Reduce, is_by_hand
@@ -181,11 +181,10 @@ def _computes(o: Op, facts: Facts) -> bool:
         return o.source.type.space != "global"
     if not isinstance(o, Parallel):
         return False
-    defs = o.body.defs
     last = o.body.args[-1]
     loads = (x for x in o.body.every(Load) if x.indices)
     for x in (x for x in loads if x.source.space == "global"):
-        used = {v for y in upstream(x.indices, defs) for v in y.operands} | {*x.indices}
-        if used >= {*o.body.args} or facts.form(x.indices[-1]).terms.get(last) == 1:
+        each = facts.origins.of_all(x.indices) >= {*o.body.args}
+        if each or facts.form(x.indices[-1]).terms.get(last) == 1:
             return False  # an element for each of the tile, or neighbours
     return True

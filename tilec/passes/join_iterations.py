@@ -94,7 +94,6 @@ def _runs_ahead(o: ops.For) -> bool:
 
 class _Sums:
     def __init__(self, func: Func, target: Target) -> None:
-        self.defs = func.body.defs
         self.users = func.body.users
         self.facts = facts_of(func)
         self.engines = CopyEngines(func, target, self.facts)
@@ -215,15 +214,16 @@ class _Sums:
             return None
         if not all(self.is_known(x, o) for x in self.users[v]):
             return None
-        along = [d for d, x in enumerate(o.source.offsets) if self.depends(x, loop)]
+        index = loop.body.args[0]
+        along = [d for d, x in enumerate(o.source.offsets) if index in self.facts.origins.of(x)]
         kept = [d for d, e in enumerate(o.source.extents) if e != 1]
         if len(along) != 1 or len(kept) != 2 or kept[dims[v]] != along[0]:
             return None
-        offset, index = self.facts.form(o.source.offsets[along[0]]), loop.body.args[0]
+        offset = self.facts.form(o.source.offsets[along[0]])
         begin, step = offset.without(index), offset.terms.get(index)
         if step != v.buffer.static_shape[dims[v]]:
             return None
-        if any(self.depends(x, loop) for x in begin.terms):
+        if index in self.facts.origins.of_all(begin.terms):
             return None
         return _Tile(o, dims[v], along[0], begin.constant == 0)
 
@@ -232,15 +232,6 @@ class _Sums:
             return isinstance(user.layout, LayoutRequest)
         fills = isinstance(user, ops.Copy) and user.dest.buffer is copy.dest.buffer
         return fills or isinstance(user, ops.Gemm)
-
-    def depends(self, v: Value, loop: ops.For) -> bool:
-        """Whether `v` may differ between iterations."""
-        if v in loop.body.args:
-            return True
-        made = self.defs.get(v)
-        if made is None or made not in loop.body.ops:
-            return False
-        return any(self.depends(x, loop) for x in made.operands)
 
     def end(self, o: ops.For, tiles: list[_Tile], n: int, b: Builder) -> Value | None:
         """The number of joined iterations, if they see no more than those did, and zeros."""

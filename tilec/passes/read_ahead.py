@@ -108,10 +108,9 @@ def _reads(p: ops.Parallel, o: ops.For, written: set[Value], facts: Facts) -> li
     for x in p.body.ops:
         if not isinstance(x, ops.Load) or x.source.space != "global" or x.source in written:
             continue
-        needed = [*upstream(x.indices, inner)]
-        used = {v for y in needed for v in y.operands} | {*x.indices}
-        dims = tuple(d for d, a in enumerate(p.body.args) if a in used)
-        if o.body.args[0] not in used or not all(y.pure for y in needed):
+        behind = facts.origins.of_all(x.indices)
+        dims = tuple(d for d, a in enumerate(p.body.args) if a in behind)
+        if o.body.args[0] not in behind or not all(y.pure for y in upstream(x.indices, inner)):
             continue
         runs = [regions.run(v) for v in x.indices]
         several = {r.along: r.per for r in runs if r is not None and r.along is not None}

@@ -196,7 +196,7 @@ class _Unseen:
     def _block(self, block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:
         for o in block.ops:
             if isinstance(o, ops.Copy):
-                behind = {i for v in o.dest.offsets for i in self.facts.origins.of(v)}
+                behind = self.facts.origins.of_all(o.dest.offsets)
                 users = [u for u in self.users[o.dest.buffer] if u is not o]
                 if behind.issuperset(loops) and all(
                     self._apart(u, o.dest, loops) or (u in others and self._within(u, o.dest))

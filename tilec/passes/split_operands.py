@@ -27,7 +27,7 @@ from math import prod
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Func, Op, Region, Value, walk
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.types import FLOAT32, TFLOAT32, UINT32
 from tilec.passes.narrow_operands import held_narrow
 from tilec.passes.utils.building import beside
@@ -79,17 +79,16 @@ def _is_made_apart(v: Value, func: Func, split: Sequence[ops.Gemm]) -> bool:
     """Whether threads make a shared tile element by element, and such products alone read it."""
     if v.buffer.space != "shared":
         return False
-    for o in walk(func.body):
-        if v in o.operands:
-            match o:
-                case ops.Store(dest=dest, value=value) if dest is v and value is not v:
-                    pass
-                case ops.Fill() if _bits(o.value, func.body.defs) == 0:
-                    pass
-                case ops.Gemm() if o in split and o.c is not v:
-                    pass
-                case _:
-                    return False
+    for o in func.body.users[v]:
+        match o:
+            case ops.Store(dest=dest, value=value) if dest is v and value is not v:
+                pass
+            case ops.Fill() if _bits(o.value, func.body.defs) == 0:
+                pass
+            case ops.Gemm() if o in split and o.c is not v:
+                pass
+            case _:
+                return False
     return True
 
 
@@ -128,15 +127,15 @@ class _Made:
 def _bits_of(buffer: Value, func: Func) -> int:
     """How many bits the numbers in a tile have at most, from the first that is set to the last."""
     defs, found = func.body.defs, 0
-    for o in walk(func.body):
+    for o in func.body.users[buffer]:
         match o:
             case ops.Store(dest=v) if v is buffer:
                 found = max(found, _bits(o.value, defs))
-            case ops.Fill() if o.dest.buffer is buffer:
+            case ops.Fill():
                 found = max(found, _bits(o.value, defs))
             case ops.Gemm() if o.c is not buffer:
                 pass
-            case _ if buffer in o.operands:
+            case _:
                 return digits_of(buffer.dtype)
     return found or digits_of(buffer.dtype)
 

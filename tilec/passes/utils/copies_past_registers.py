@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
+from tilec.passes.utils.several_stores import with_stores
 
 
 def as_loops(func: Func) -> Block:
@@ -43,9 +44,5 @@ def _each_alone(o: ops.For) -> None | list[Op]:
     plain = all(x.pure or isinstance(x, ops.Load | ops.Store | ops.Yield) for x in o.body.ops)
     if o.kind != "vectorized" or len(stores) < 2 or not (alike and plain):
         return None
-    made: list[Op] = []
-    for store in stores:
-        needed = {store, o.body.ops[-1], *upstream(store.operands, o.body.makers)}
-        kept = [x for x in o.body.ops if x in needed]
-        made.append(replace(o, body=o.body.with_ops(kept).clone({})))
-    return made
+    alone = (with_stores(o, [store]) for store in stores)
+    return [replace(x, body=x.body.clone({})) for x in alone]

@@ -170,7 +170,7 @@ class _Table:
         if not self.threads or any(isinstance(o, ops.Atomic) for o, _ in accesses):
             return False
         dims = range(len(accesses[0][0].indices))
-        asked = {v for o, _ in accesses for i in o.indices for v in self.facts.origins.of(i)}
+        asked = self.facts.origins.of_all(i for o, _ in accesses for i in o.indices)
         told = [x for x in apart if isinstance(x, ops.For) and x.body.args[0] in asked]
         if len(dims) + len(told) > MOST_DIMENSIONS:
             return False
@@ -208,7 +208,7 @@ class _Table:
         values = ThreadMasks(self.func)
         threads = range(values.threads)
         axes: list[tuple[Value, range]] = []
-        counted = {v for d in dims for v in self.facts.origins.of(o.indices[d])}
+        counted = self.facts.origins.of_all(o.indices[d] for d in dims)
         for x in around:
             if isinstance(x, ops.For):
                 index, each = x.body.args[0], x.indices(self.facts.constant)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from tilec.ir.core import Op, upstream, walk
-from tilec.ir.ops import Assume, Load, Parallel, Store, Yield
+from tilec.ir.ops import Assume, For, Load, Parallel, Store, Yield
+
+Loop = TypeVar("Loop", bound=For | Parallel)
 
 
 def with_parts(p: Parallel, made_of: Callable[[Parallel], list[Op] | None]) -> list[Op] | None:
@@ -23,18 +26,18 @@ def with_parts(p: Parallel, made_of: Callable[[Parallel], list[Op] | None]) -> l
     others = (x for x in inside if x not in acts and not isinstance(x, Assume | Yield))
     if not all((isinstance(x, Load) and x.source not in dests) or x.regions for x in others):
         return None
-    found = {x: made_of(_part(p, [x])) for x in acts}
+    found = {x: made_of(with_stores(p, [x])) for x in acts}
     left = [x for x, made in found.items() if made is None]
     if left == acts:
         return None
     ops = [o for made in found.values() for o in made or ()]
-    return [*ops, *([_part(p, left)] if left else ())]
+    return [*ops, *([with_stores(p, left)] if left else ())]
 
 
-def _part(p: Parallel, stores: list[Store]) -> Parallel:
+def with_stores(loop: Loop, stores: list[Store]) -> Loop:
     """The loop with these stores alone, of the same values: what is known of them stays known."""
-    kept = {*stores, *(x for x in p.body.ops if isinstance(x, Assume))}
-    kept |= {*upstream((v for x in kept for v in x.uses), p.body.makers)}
-    return replace(
-        p, body=p.body.with_ops([x for x in p.body.ops if x in kept or isinstance(x, Yield)])
-    )
+    body = loop.body
+    kept = {*stores, *(x for x in body.ops if isinstance(x, Assume))}
+    kept |= {*upstream((v for x in kept for v in x.uses), body.makers)}
+    left = [x for x in body.ops if x in kept or isinstance(x, Yield)]
+    return replace(loop, body=body.with_ops(left))
