@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 import pytest
 
 import tilec
@@ -22,6 +23,7 @@ from tilec.frontend.whole_loops.forms import WholeLoops
 from tilec.ir import analysis, core
 from tilec.ir.core import Block, Func, Op, Region, Value, altered, upstream, walk
 from tilec.ir.errors import InternalError, ResourceError
+from tilec.ir.llvm import Inst, Val
 from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, For, If, While
 from tilec.ir.parser import parse_func
@@ -32,6 +34,7 @@ from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.passes.block_order import growing
 from tilec.passes.pad_tiles import pad_tiles
+from tilec.sim import numbers
 from tilec.support.syntax import copied, functions_within, names_within, nodes
 from tilec.target import find_target
 from tilec.tune import fit
@@ -450,3 +453,17 @@ def test_names_are_looked_for_once_in_a_statement() -> None:
     (tree,) = ast.parse("for i in range(n):\n  def f(): pass\n  x = g(i)").body
     assert names_within(tree) == {"i", "range", "n", "x", "g"} and functions_within(tree) == {"f"}
     assert names_within(tree) is names_within(tree)
+
+
+def test_the_simulator_looks_up_a_conversion_when_it_reads_it() -> None:
+    kept: list[Any] = []
+
+    def text_of(source: str, to: str) -> str:
+        inst = Inst("zext", Val(to, "%y"), (Val(source, "%x"),), f"zext {source} %x to {to}")
+        return numbers.spelled(inst, ["x"], lambda found: kept.append(found) or "K")
+
+    assert (
+        text_of("i8", "i32") == "applied(K, x)" and text_of("<2 x i8>", "<2 x i32>")[:4] == "each"
+    )
+    assert kept[0] is kept[1] and kept[0](np.int8(-1)) == np.int32(255)
+    assert kept[0](np.array([1, -2], np.int8)).tolist() == [1, 254]
