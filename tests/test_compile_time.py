@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib
 import re
@@ -11,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 import pytest
 
 import tilec
@@ -19,17 +21,21 @@ from tilec import passes
 from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
 from tilec.frontend.whole_loops.forms import WholeLoops
 from tilec.ir import analysis, core
-from tilec.ir.core import Func, Op, Region, Value, upstream, walk
-from tilec.ir.errors import ResourceError
+from tilec.ir.core import Block, Func, Op, Region, Value, altered, upstream, walk
+from tilec.ir.errors import InternalError, ResourceError
+from tilec.ir.llvm import Inst, Val
 from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, For, If, While
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
+from tilec.ir.verify import verify
 from tilec.jit.attempts import Attempt, Attempts
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.passes.block_order import growing
 from tilec.passes.pad_tiles import pad_tiles
+from tilec.sim import numbers
+from tilec.support.syntax import copied, functions_within, names_within, nodes
 from tilec.target import find_target
 from tilec.tune import fit
 
@@ -404,3 +410,60 @@ def test_nothing_is_visited_where_there_is_nothing_to_rewrite() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(core.Block, "_rewritten", None)
         assert func.body.rewrite(While, lambda o: None) is func.body
+
+
+def test_a_region_that_a_pass_keeps_is_not_looked_through_again() -> None:
+    func = parse_func(CHAIN)
+    (branch,) = func.body.every(If)
+    known, checked = branch.then.inside, set[Op | Block]()
+    verify(func, "TILE", checked)
+    x = func.params[1].value
+    changed = func.rewrite(Binary, lambda o: altered(o, rhs=x) if o.kind == "mul" else None)
+    (after,) = changed.body.every(If)
+    assert changed.body is not func.body and after.then is branch.then
+    assert after.then.inside is known and branch.then in checked and changed.body not in checked
+    b = next(o.result for o in func.body.every(Binary) if o.kind == "mul")
+    assert b in branch.then.outer and branch.then.outer.isdisjoint(branch.then.made)
+    verify(changed, "TILE", checked)
+    gone = changed.with_body(changed.body.with_ops(changed.body.ops[2:]))
+    with pytest.raises(InternalError, match="before its definition"):
+        verify(gone, "TILE", checked)  # it is asked what a known region uses
+    twice = changed.with_body(changed.body.with_ops((*changed.body.ops[:3], after)))
+    with pytest.raises(InternalError, match="is defined twice"):
+        verify(twice, "TILE", checked)
+
+
+def test_a_changed_op_has_no_dict() -> None:
+    """Of one that has, Python finds each field later than of one that has not."""
+    op = next(parse_func(CHAIN).body.every(Binary))
+    effects, made = op.effects(), altered(op, kind="sub")
+    assert effects == () and (made.kind, made.lhs, made.results) == ("sub", op.lhs, op.results)
+    assert op.copied() is not op and vars(op.copied()) == vars(op)
+
+
+def test_syntax_is_copied_whole() -> None:
+    (tree,) = ast.parse("for i, j in f(x, *y):\n  a[i:2, ...] += lambda q=1: (q.n, 'é')").body
+    made = copied(tree)
+    assert ast.dump(made, include_attributes=True) == ast.dump(tree, include_attributes=True)
+    mine = {id(n) for n in nodes(made) if n._fields}
+    assert mine.isdisjoint(map(id, nodes(tree))) and len([*nodes(made)]) == len([*nodes(tree)])
+
+
+def test_names_are_looked_for_once_in_a_statement() -> None:
+    (tree,) = ast.parse("for i in range(n):\n  def f(): pass\n  x = g(i)").body
+    assert names_within(tree) == {"i", "range", "n", "x", "g"} and functions_within(tree) == {"f"}
+    assert names_within(tree) is names_within(tree)
+
+
+def test_the_simulator_looks_up_a_conversion_when_it_reads_it() -> None:
+    kept: list[Any] = []
+
+    def text_of(source: str, to: str) -> str:
+        inst = Inst("zext", Val(to, "%y"), (Val(source, "%x"),), f"zext {source} %x to {to}")
+        return numbers.spelled(inst, ["x"], lambda found: kept.append(found) or "K")
+
+    assert (
+        text_of("i8", "i32") == "applied(K, x)" and text_of("<2 x i8>", "<2 x i32>")[:4] == "each"
+    )
+    assert kept[0] is kept[1] and kept[0](np.int8(-1)) == np.int32(255)
+    assert kept[0](np.array([1, -2], np.int8)).tolist() == [1, 254]

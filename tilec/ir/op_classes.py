@@ -89,6 +89,7 @@ def op(
         cls.operand_fields = tuple(operands)
         cls.region_fields = tuple(regions)
         cls.attribute_fields = tuple(attributes)
+        setattr(cls, "copied", _copied(cls))  # noqa: B010
         setattr(cls, "operands", _all_of(operands))  # noqa: B010
         setattr(cls, "regions", _all_of(regions))  # noqa: B010
         OPS[name] = cls
@@ -128,6 +129,13 @@ def _once(effects: Callable[[Op], Effects]) -> Callable[[Op], Effects]:
         return found
 
     return kept
+
+
+def _copied(cls: type[Op]) -> Callable[[Op], Op]:
+    """`Op.copied` of a class."""
+    given = ", ".join(f"{f.name}=o.{f.name}" for f in dataclasses.fields(cls))
+    made: Callable[[Op], Op] = eval(f"lambda o: cls({given})", {"cls": cls})
+    return made
 
 
 def _all_of(kinds: Mapping[str, str]) -> Any:
