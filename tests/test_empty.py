@@ -176,3 +176,23 @@ def test_a_parallel_loop_of_less_than_nothing() -> None:
 
     with pytest.raises(tilec.CompileError, match="an extent of T.Parallel is -1, the least is 0"):
         filled.compile(tilec.spec((3,), "float32"), target="cpu")
+
+
+@tilec.kernel
+def product(
+    A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")
+) -> None:
+    for i, j in T.Parallel(M, N):
+        acc = 0.0
+        for k in range(K):
+            acc += A[i, k] * B[k, j]
+        C[i, j] = acc
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("m, n, k", [(0, 3, 5), (5, 0, 4), (0, 0, 0)])
+def test_tiles_for_no_blocks_fit(m: int, n: int, k: int, target: str) -> None:
+    """All tiles take no time there: the largest would be as good as any, and fits no machine."""
+    a, b, c = (np.ones(s, np.float32) for s in ((m, k), (k, n), (m, n)))
+    assert product.compile(a, b, c, target=target).resources.shared_bytes <= 32768
+    assert tilec.simulate(product, a, b, c, target=target).launched == 0

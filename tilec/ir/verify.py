@@ -380,7 +380,7 @@ def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
     where = f" (line {condition.loc.line})" if condition is not None else ""
     alike = "the whole block (block indices, sizes, loop indices)"
     if _needs(o) == Level.WARP:
-        alike = "a whole warp (of the thread only T.get_warp_idx())"
+        alike = "a whole warp of the target (of the thread only T.get_warp_idx())"
     kind = "if" if isinstance(condition, ops.If) else "loop"
     return CompileError(
         f"{what} needs every thread of its scope, but stands under a condition{where} that differs "

@@ -324,10 +324,11 @@ def place_of(asked: Asked) -> str:
 
 def _value(call: Call, role: str, arg: str, dim: int) -> int | None:
     """The value of a parameter of the TILE form; None where the call does not give one (a scalar
-    of zero is one that `compile` was not told)."""
+    of zero is one that `compile` was not told). A size of 0 counts as 1: whatever is chosen takes
+    no time then, and has to fit all the same."""
     match role:
         case "size" if arg in call.tensors:
-            return call.tensors[arg].shape[dim]
+            return call.tensors[arg].shape[dim] or 1
         case "stride" if arg in call.tensors:
             return call.tensors[arg].strides[dim]
         case "scalar" if isinstance(call.scalars.get(arg), int):
