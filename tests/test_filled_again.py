@@ -11,7 +11,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.turns
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N, K = T.dynamic("M, N, K")
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")

@@ -17,6 +17,8 @@ from tilec.passes import run_plan
 from tilec.passes.fold_clears import fold_clears
 from tilec.tune.plans import plans
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N = T.dynamic("M, N")
 
 

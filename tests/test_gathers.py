@@ -15,7 +15,7 @@ import tilec
 import tilec.language as T
 from tilec.ir.errors import LaunchError
 
-pytestmark = pytest.mark.turns
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 B, C, F, H, W, OH, OW, K, M, N, R = T.dynamic("B, C, F, H, W, OH, OW, K, M, N, R")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")

@@ -16,6 +16,8 @@ from tilec.ir.core import walk
 from tilec.ir.ops import If, MemLoad, MemStore
 from tilec.ir.types import VectorType
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 L, M, N = T.dynamic("L, M, N")
 

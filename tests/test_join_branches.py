@@ -17,6 +17,8 @@ from tilec.ir.ops import Copy, If
 from tilec.ir.verify import verify
 from tilec.passes.join_branches import join_branches
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 ROWS, N = T.dynamic("ROWS, N")
 GPUS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 

@@ -19,7 +19,7 @@ from tilec.ir.ops import Barrier, Parallel, Scan
 from tilec.ir.parser import parse_func
 from tilec.jit.simulate import simulate_changed
 
-pytestmark = pytest.mark.turns
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 TARGETS = ("cpu", *GPUS)

@@ -12,7 +12,7 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.turns
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 FORMS = ("copy", "plain", "asks", "two sides")

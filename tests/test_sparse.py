@@ -197,6 +197,7 @@ GROUPS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("form", GROUPS)
 def test_warpgroups(form: str) -> None:
     how = GROUPS[form]

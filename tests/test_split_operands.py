@@ -9,6 +9,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N, K = T.dynamic("M, N, K")
 f16, f32 = "float16", "float32"
 

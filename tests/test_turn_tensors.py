@@ -13,7 +13,7 @@ import tilec
 import tilec.language as T
 from tilec.layout import make_swizzled_layout
 
-pytestmark = pytest.mark.turns
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N, K, L = T.dynamic("M, N, K, L")
 TARGETS = "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"

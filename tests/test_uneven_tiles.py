@@ -13,6 +13,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N = T.dynamic("M, N")
 
 

@@ -9,6 +9,8 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N, K = T.dynamic("M, N, K")
 
 

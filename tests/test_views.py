@@ -7,7 +7,7 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.turns
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 M = T.dynamic("M")

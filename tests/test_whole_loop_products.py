@@ -355,6 +355,7 @@ def check(
     np.testing.assert_allclose(c, want, rtol=loose, atol=loose * np.abs(want).max())
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel, operands, wanted, dtype", CASES.values(), ids=CASES)
@@ -366,6 +367,7 @@ def test_written_otherwise_it_is_a_product(
     check(kernel, operands, wanted(*wide), dtype, target)
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("turned", [False, True])
@@ -391,6 +393,7 @@ def padded(
         Y[b, p, q, n] = acc
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_out_of_bounds_counts_as_zero(target: str) -> None:
     x, w = numbers(f16, 2, 3, 34, 24), numbers(f16, 3, 3, 24, 40)
@@ -471,6 +474,7 @@ def two_products(
         Y[i, j, 1] = imaginary
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 def test_several_products_are_added_at_once(target: str) -> None:
     """Of complex numbers, here."""
@@ -506,6 +510,7 @@ def correlations(
         Y[i, j] = (xy + x * y / K) / (xx * yy)
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 def test_sums_of_one_operand_alone(target: str) -> None:
     """They are added up from its tiles, on the way of the product."""

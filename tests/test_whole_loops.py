@@ -10,6 +10,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N, K = T.dynamic("M, N, K")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 PRODUCT = {"cuda:sm_90a": r"wgmma\.mma|mma\.sync", "cuda:sm_80": r"mma\.sync", "hip:gfx942": "mfma"}

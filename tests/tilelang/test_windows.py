@@ -12,6 +12,8 @@ import tilec
 import tilec.tilelang as tilelang
 import tilec.tilelang.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 # mypy: ignore-errors
 TARGETS = ("cuda:sm_80", "cuda:sm_90a")
 
