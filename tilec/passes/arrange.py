@@ -225,8 +225,11 @@ class _Body:
             return None
         graph = self.graph(groups, target)
         products = sum(n.time for n in graph.nodes if n.product)
-        found = in_versions(graph, groups, (one + more, one))
-        if found.stream >= GAIN * found.in_order or (groups > 1 and round(products) < LONG):
+        buffers = list(dict.fromkeys(v for s in self.uses for v in s))
+        which = [buffers.index(v) for v in versions]
+        found = in_versions(graph, groups, (one + more, one), which)
+        alone = groups > 1 and all(v.space == "fragment" for v in versions)
+        if found.stream >= GAIN * found.in_order or (alone and round(products) < LONG):
             return None
         made = self.of_statements(graph, found)
         assert made.second is not None
