@@ -251,6 +251,26 @@ def test_rows_that_are_reduced_are_not_spread_over_warps(reduced: int, space: st
     np.testing.assert_allclose(c, parts[-1] - most, atol=1e-3)
 
 
+@pytest.mark.turns("cuda:sm_90a")
+@pytest.mark.parametrize("steps", [1, 2, 5, 6])
+def test_a_shared_tile_of_two_groups_has_two_versions(steps: int) -> None:
+    """Both groups fill it, so both wait for its products: the next tile is made meanwhile. What a
+    group waits for stands in front of the barrier that its next product needs, once."""
+    a, s, b, c = operands(steps)
+    kernel = scaled(128, 64, 256)
+    kept = stages_of(kernel, {"A": a, "scale": s, "B": b, "C": c})
+    (loop,) = (
+        o for o in walk(kept["arrange"].body) if isinstance(o, For) and o.kind == "pipelined"
+    )
+    assert loop.versions == 2 and space_of(kept["arrange"], "made") == "shared"
+    names = {o.result.name for o in walk(kept["expand_scopes"].body) if isinstance(o, Alloc)}
+    assert "made_other" in names
+    report = tilec.simulate(kernel, a, s, b, c, target="cuda:sm_90a", schedules=3)
+    assert report.ok, report
+    want = (np.maximum(a.astype(float), 0) * s) @ b.astype(float)
+    np.testing.assert_allclose(c, want, atol=1e-3)
+
+
 def test_a_fragment_comes_by_way_of_a_ring() -> None:
     a, _, b, c = operands(5)
     arrays = {"A": a.astype(np.float32), "B": np.ascontiguousarray(b.T), "C": c}

@@ -24,9 +24,10 @@ their own are so far apart, two with places follow one another so. Where that ca
 `attrs["not_held"]` says why: (line of the loop, reason).
 
 Where producers bring the tiles and threads fill a fragment that a product reads (decoded weights),
-the product runs on while the next iteration fills another: `versions` 2. Their registers have to
-fit, and the stream of a warpgroup has to be shorter; where several warpgroups share a tile, one
-decodes while another's product runs anyway, unless that product is a long one (`LONG`).
+or a shared tile, the product runs on while the next iteration fills another: `versions` 2. Their
+registers have to fit, and the stream of a warpgroup has to be shorter; of several warpgroups with
+fragments one decodes while another's product runs anyway, unless that product is a long one
+(`LONG`). A shared tile all of them wait for.
 
 Rau, "Iterative Modulo Scheduling", MICRO 1994, has the frame; Shah et al., "FlashAttention-3",
 2024, the overlap of a softmax with products and the turns of warpgroups."""
@@ -112,7 +113,7 @@ def arrange(func: Func, target: Target) -> Func:
 
 
 def _in_versions(func: Func, groups: int, target: Target) -> Func:
-    """`func`, whose loops have two versions of the fragments that they fill for their products,
+    """`func`, whose loops have two versions of the tiles that they fill for their products,
     where that pays."""
     if not func.attrs.get("specialise"):
         return func
@@ -225,8 +226,11 @@ class _Body:
             return None
         graph = self.graph(groups, target)
         products = sum(n.time for n in graph.nodes if n.product)
-        found = in_versions(graph, groups, (one + more, one))
-        if found.stream >= GAIN * found.in_order or (groups > 1 and round(products) < LONG):
+        buffers = list(dict.fromkeys(v for s in self.uses for v in s))
+        which = [buffers.index(v) for v in versions]
+        found = in_versions(graph, groups, (one + more, one), which)
+        alone = groups > 1 and all(v.space == "fragment" for v in versions)
+        if found.stream >= GAIN * found.in_order or (alone and round(products) < LONG):
             return None
         made = self.of_statements(graph, found)
         assert made.second is not None

@@ -219,6 +219,10 @@ def _producer(
     return outer.block()
 
 
+def _are_shared(others: Sequence[Value]) -> bool:
+    return any(v.space == "shared" for v in others)
+
+
 class _Consumers:
     """The program of the user's threads: in front of the first reader of what a ring's stage holds
     they wait for it, behind the last one they free it."""
@@ -263,13 +267,17 @@ class _Consumers:
     ) -> Block:
         """`block` with its waits and releases; where it is the body of a `loop` whose `products`
         stay in flight behind an iteration, that frees the stages of the one before, whose products
-        read the fragments `others`."""
+        read `others`: fragments, or shared tiles, which other warpgroups fill, too. Of these the
+        iteration before is waited for in front of the barrier that this one's products need."""
         b = Builder()
         here = self.spans.get(block, {})
         subst: Substitution = {}
         stages: dict[Ring, tuple[Value, Value]] = {}
         for i, o in enumerate(block.ops):
             b.loc = o.loc
+            if products and o is products[0] and _are_shared(others):
+                held = (v for v in others if v.space == "fragment")
+                b.emit(ops.WgmmaWait, 0, (*(x.c for x in products), *held))
             for r, spans in here.items():
                 if any(i == first for first, _ in spans):
                     phase = self.positions[r].get_phase(b)
@@ -334,7 +342,8 @@ class _Consumers:
             loop = replace(loop, body=self.block(loop.body, loop, products))
         b.ops.append(loop)
         b.loc = products[-1].loc
-        b.emit(ops.WgmmaWait, 0, (*held_in_flight(products), *others))
+        held = (v for v in others if v.space == "fragment")
+        b.emit(ops.WgmmaWait, 0, (*held_in_flight(products), *held))
         ran = b.compare("gt", loop.hi, loop.lo)
         for r in late:
             at = self.positions[r]
@@ -375,7 +384,8 @@ class _Consumers:
         """Leave the iteration's products in flight; free the stages of the iteration before, and
         the fragments `others` that its products read."""
         b.loc = products[-1].loc
-        b.emit(ops.WgmmaWait, len(products), (*(o.c for o in products), *others))
+        if not _are_shared(others):
+            b.emit(ops.WgmmaWait, len(products), (*(o.c for o in products), *others))
         later = b.compare("gt", loop.body.args[0], loop.lo)
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)

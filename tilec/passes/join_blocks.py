@@ -42,7 +42,7 @@ Side = tuple[Value, int]
 
 AREAS = (64 * 128, 128 * 128, 128 * 256)  # of tiles that are worth a try,
 TRIED = 2  # of each
-WORTH = 0.9  # if an element of a larger tile takes so much less
+WORTH = 0.85  # if an element of a larger tile takes so much less: 128x128 stays
 LONGEST = 256  # of their sides
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 BY_THREADS = 2.0  # times as long where TMA brings no tile, since some begin inside of 16 bytes

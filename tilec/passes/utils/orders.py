@@ -7,7 +7,7 @@ warpgroups, by enumeration. `Arrangement` (`ir/schedule.py`) has the words."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.schedule import Arrangement
@@ -107,13 +107,15 @@ def best(graph: Graph, limit: int, groups: int) -> Arrangement | int:
     )
 
 
-def in_versions(graph: Graph, groups: int, registers: tuple[int, int]) -> Arrangement:
+def in_versions(
+    graph: Graph, groups: int, registers: tuple[int, int], versions: Collection[int]
+) -> Arrangement:
     """The nodes as they are written, where the products of an iteration go on in the next one: the
-    fragments that they read and others fill have two versions. `second` has one; `registers` of
+    buffers `versions` that they read and others fill have two. `second` has one; `registers` of
     both."""
     written = tuple(range(len(graph.nodes)))
     products = [i for i in written if graph.nodes[i].product]
-    held = {v for i in products for v in graph.nodes[i].held}
+    held = {v for i in products for v in graph.nodes[i].held} | {*versions}
     fills = [i for i in written if i not in products and held & {*dict(graph.nodes[i].uses)}]
     waits = ((fills[0], len(products)),)
     stream = _stream(graph, written, waits, carried=True)

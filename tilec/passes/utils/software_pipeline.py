@@ -61,13 +61,15 @@ def free_running(
 
 
 def filled(loop: ops.For) -> list[Value]:
-    """The fragments that each iteration of a loop fills whole before its products read them, and
-    nothing touches behind."""
+    """The fragments, and shared tiles that threads make, that each iteration of a loop fills whole
+    before its products read them, and nothing touches behind."""
     products = [o for o in loop.body.ops if isinstance(o, ops.Gemm) and o.is_asynchronous]
     own = {o.result for o in loop.body.every(ops.Alloc)}
     found = []
-    for v in held_in_flight(products)[len(products) :]:
+    for v in dict.fromkeys(r.buffer for o in products for r in o.inputs):
         uses = [(o, at[v]) for o in loop.body.ops if v in (at := modref(o))]
+        if v.space == "shared" and not isinstance(uses[0][0], ops.Parallel):
+            continue
         first = next(n for n, (o, _) in enumerate(uses) if o in products)
         alone = all(o in products for o, _ in uses[first:])
         if first and uses[0][1].whole and alone and v not in own:
