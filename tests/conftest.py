@@ -147,7 +147,7 @@ def pytest_make_collect_report(
     if worker and str(collector.path) in map(os.path.abspath, collector.config.args):
         modules = [x for x in report.result if isinstance(x, pytest.Module)]
         for module in modules[int(worker["workerid"][2:]) :: worker["workercount"]]:
-            with contextlib.suppress(Exception):  # told where it is collected
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # told where collected
                 _ = module.obj
     return report
 
