@@ -75,12 +75,15 @@ class Choice:
     @property
     def ways(self) -> list[tuple[Plan, ...]]:
         """Where nothing was left open, the `plans` for each way to make several of the author's
-        blocks one, best first, as far as they are better than his own, which are last."""
+        blocks one, best first, as far as they are better than his own, which are last: two for
+        each of two ways, since what spills under one plan mostly does under the others."""
         found: dict[Dims, list[Ranked]] = {}
         for r in self.ranked:
             if r.plan is not None and (SINGLE not in found or r.plan.joined == SINGLE):
                 found.setdefault(r.plan.joined, []).append(r)
-        return [replace(self, ranked=tuple(own)).plans({}) for own in found.values()]
+        own = found.pop(SINGLE, None)
+        joined = [replace(self, ranked=tuple(rows)).plans({})[:2] for rows in found.values()][:2]
+        return [*joined, replace(self, ranked=tuple(own)).plans({})] if own else joined
 
     def has_alike(self, constants: Mapping[str, int]) -> bool:
         """Whether the next of `tiles` is predicted to be as fast."""
