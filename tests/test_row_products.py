@@ -56,11 +56,14 @@ class Product:
         a_shape, b_shape = ((K, M) if ta else (M, K)), ((N, K) if tb else (K, N))
         a_tile, b_tile = ((bk, bm) if ta else (bm, bk)), ((bn, bk) if tb else (bk, bn))
         a_type, b_type, sums, out, threads = self.a, self.b, self.acc, self.out, self.threads
+        narrow = bn < 32
 
         def product(
             A: T.Tensor(a_shape, a_type), B: T.Tensor(b_shape, b_type), C: T.Tensor((M, N), out)
         ):
             with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, bm), threads=threads) as (bx, by):
+                if narrow:
+                    T.annotate_min_blocks_per_sm(1)  # these very blocks: none are joined
                 A_s = T.alloc_shared(a_tile, a_type)
                 B_s = T.alloc_shared(b_tile, b_type)
                 acc = T.alloc_fragment((bm, bn), sums)

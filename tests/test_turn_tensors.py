@@ -29,6 +29,7 @@ def layer(
         x, w = T.alloc_shared((64, 64), "float16"), T.alloc_shared((48, 64), "float16")
         acc, total = T.alloc_fragment((64, 48), "float32"), T.alloc_fragment((64,), "float32")
         r = T.alloc_fragment((64, 48), "float32")
+        T.annotate_min_blocks_per_sm(1)  # these very blocks: none are joined
         if how == "annotated":
             T.annotate_layout({w: make_swizzled_layout(w)})
         T.clear(acc)

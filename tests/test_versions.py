@@ -322,7 +322,7 @@ def test_a_long_product_hides_a_short_wait() -> None:
         )
         between = (Edge(0, 1, 0, "flow"), Edge(1, 0, 1, "anti"))
         graph = orders.Graph(nodes, between, (16, 64), ())
-        chosen: Arrangement = orders.in_versions(graph, 1, (96, 80))
+        chosen: Arrangement = orders.in_versions(graph, 1, (96, 80), ())
         return chosen
 
     even = found(250, 250)

@@ -186,8 +186,9 @@ class Kernel(Launchable):
         if self.is_sequence:
             return self._launch_parts(revision, grid, args, kwargs)
         asked, bound, options = revision.asked(self.name, args, kwargs, None, grid, launched=True)
-        call, key = asked.call, self.choices.key(asked)
-        chosen = {name: call.constants[name] for name in asked.open}
+        call, left = asked.call, asked.open  # nothing is, behind the choice
+        key = self.choices.key(asked)
+        chosen = {name: call.constants[name] for name in left}
         given = None if grid is None else spread_grid(grid, call.constants)
         variant = self.variant(key)
         outputs, makers = variant.allocate(call, keys.made)

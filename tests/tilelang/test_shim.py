@@ -298,6 +298,7 @@ def test_autotune_takes_the_configuration_that_is_predicted_to_be_the_fastest(
             C: T.Tensor((n, n), "float16"),
         ):
             with T.Kernel(T.ceildiv(n, block), T.ceildiv(n, block), threads=128) as (bx, by):
+                T.annotate_min_blocks_per_sm(1)  # these very blocks: none are joined
                 A_s, B_s = (T.alloc_shared((block, block), "float16") for _ in range(2))
                 acc = T.alloc_fragment((block, block), "float32")
                 T.clear(acc)

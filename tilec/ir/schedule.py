@@ -76,7 +76,7 @@ def plan_in(found: Mapping[str, Any]) -> Plan | None:
     try:
         dims = {name: tuple(map(int, found[name])) for name in ("cluster", "joined")}
         plan = Plan(**{**found, **dims})
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     kinds = asdict(Plan("", threads=plan.threads and 1))
     same = all(type(value) is type(kinds[name]) for name, value in asdict(plan).items())

@@ -364,15 +364,18 @@ class Prepared:
         """Find this launch, and launches like it, from now on, what was `chosen` where something
         was left open, and the functions that allocate the outputs of calls like this one."""
         told_by = keys.opened or (None if chosen else keys.facts)
-        with contextlib.suppress(TypeError):  # a constant that cannot be a key, such as a list
-            if keys.opened is not None:
-                put(self.chosen, keys.opened, chosen, LIMIT)
-            if told_by is not None:
-                put(self.plans, told_by, tuple(makers), LIMIT)
-            if keys.values is not None:
-                self.count()
+        if keys.values is not None:
+            self.count()
+            made = recipe()
+            with contextlib.suppress(TypeError):  # a constant that cannot be a key, such as a list
                 launches = self.memo.setdefault(keys.facts, Launches(self))
-                launches.remember(keys.values, ready, recipe())
+                launches.remember(keys.values, ready, made)
+        for table, told, found in (
+            (self.plans, told_by, tuple(makers)), (self.chosen, keys.opened, chosen)
+        ):  # fmt: skip
+            with contextlib.suppress(TypeError):
+                if told is not None:
+                    put(table, told, found, LIMIT)
 
 
 def put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> Any:
