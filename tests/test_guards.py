@@ -333,7 +333,7 @@ def test_a_plan_with_a_fault_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_all_have_faults_the_least_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = compiled_with(0, monkeypatch)
     kept, tried = compiled_with(1000, monkeypatch)
-    assert kept == first and len(tried) >= 3
+    assert kept == first and len(tried) >= 2
 
 
 def test_buffers_of_the_plan_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
