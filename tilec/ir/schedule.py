@@ -74,13 +74,14 @@ def plan_in(found: Mapping[str, Any]) -> Plan | None:
     """The plan whose fields a file holds (JSON has made lists of tuples); None where they are not
     those of a plan."""
     try:
-        dims = {name: tuple(map(int, found[name])) for name in ("cluster", "joined")}
+        dims = {name: tuple(found[name]) for name in ("cluster", "joined")}
         plan = Plan(**{**found, **dims})
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError):
         return None
     kinds = asdict(Plan("", threads=plan.threads and 1))
     same = all(type(value) is type(kinds[name]) for name, value in asdict(plan).items())
-    return plan if same and len(plan.cluster) == len(plan.joined) == 3 else None
+    whole = all(type(n) is int for n in (*plan.cluster, *plan.joined))
+    return plan if same and whole and len(plan.cluster) == len(plan.joined) == 3 else None
 
 
 def name_of(plan: Plan) -> str:

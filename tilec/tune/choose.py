@@ -18,7 +18,7 @@ from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan, name_of
 from tilec.passes.expand_sparse import expand_sparse
-from tilec.passes.join_blocks import join_blocks, ways_to_join
+from tilec.passes.join_blocks import LOADED, join_blocks, ways_to_join
 from tilec.passes.join_branches import as_taken
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.pad_tiles import pad_tiles
@@ -44,7 +44,6 @@ FINE_TRIED = 6  # tiles with a side between the listed values
 BETWEEN = (96, 160)  # tried for every argument,
 FOUND = 1.6  # times faster than the tiles where it began: the most that a search won (115 products)
 REACH = 2  # so many values away from a fine tile
-LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
 JOINED = 0.97  # if joined blocks take so much of the time by prediction, they are
 TILES = 4  # that are tried, if the assembler finds fault with the best ones,

@@ -87,8 +87,9 @@ class Estimate:
     """A prediction. `seconds` of one launch; `limit` what it waits for most; `tiles` blocks of the
     user's grid, `sides` the extents of what they make; `waves` how often each multiprocessor is
     given one; `filled` the part of the last wave's places that have work, over all waves; bytes
-    from DRAM and from the L2 cache in all; `shared_bytes` and `registers` (of fragments, per
-    thread) of a launched block, and how many registers a thread lacks."""
+    from DRAM and from the L2 cache in all; `intensity` flops per byte of DRAM; `shared_bytes` and
+    `registers` (of fragments, per thread) of a launched block, and how many registers a thread
+    lacks."""
 
     seconds: float
     limit: str
@@ -102,6 +103,10 @@ class Estimate:
     registers: int
     sides: frozenset[int]
     lacking: int = 0
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.dram_bytes if self.dram_bytes else 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tilec.ir.types import PAD_BYTES, BufferType
 from tilec.passes.utils.distribution import fewest_registers
 
 SWIZZLES = (128, 64, 32)  # bytes
-_READ_BITS = 128  # that a thread reads of shared memory at once
+READ_BITS = 128  # that a thread reads of shared memory at once
 
 
 def spread(
@@ -61,12 +61,12 @@ def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
         return accumulator_layout(o.swap_operands(), total_warps, warp_size).transpose()
     m, n, _ = o.shape
     if o.instr.startswith("simt"):
-        return thread_layout(o, total_warps, warp_size)
+        return simt_layout(o, total_warps, warp_size)
     instr = find_instruction(o.instr)
     return spread(instr.c, (instr.m, instr.n), (m, n), o, total_warps)
 
 
-def thread_layout(o: Gemm, warps: int, warp_size: int) -> Layout:
+def simt_layout(o: Gemm, warps: int, warp_size: int) -> Layout:
     """Layout of the C that threads sum by themselves: each has a rectangle of it, whose rows of A
     and columns of B it reads once a step, so that a squarer one takes fewer reads. Along M or N, a
     thread's elements are neighbours where the operand's are, which come at once; where it is K that
@@ -83,7 +83,7 @@ def thread_layout(o: Gemm, warps: int, warp_size: int) -> Layout:
             continue
         own = m // (lanes_m * warps_m), n // (lanes_n * warps_n)
         run_m, run_n = (
-            gcd(size, _READ_BITS // bits) if along else 1 for size, (bits, along) in zip(own, sides)
+            gcd(size, READ_BITS // bits) if along else 1 for size, (bits, along) in zip(own, sides)
         )
         price = sum(
             _read_price(size, run, bits, lanes)
@@ -115,7 +115,7 @@ def _read_price(size: int, run: int, bits: int, lanes: int) -> float:
     """Cycles of a step's reads of so many elements of a thread, `run` of them side by side, or, if
     that is 1, with as many of the next steps as come at once: shared memory gives 128 bytes in a
     cycle, and as many as that to a warp whose lanes share what they read."""
-    together = run if run > 1 else _READ_BITS // bits
+    together = run if run > 1 else READ_BITS // bits
     length = together * bits // 8
     return size / together * max(1.0, length / 8, lanes * length / 128)
 

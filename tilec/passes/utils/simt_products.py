@@ -21,9 +21,9 @@ from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import load_registers
 from tilec.passes.utils.distribution import each_thread
+from tilec.passes.utils.gemm_layouts import READ_BITS
 from tilec.passes.utils.operands import Operand, operand
 
-_LOAD_BITS = 128
 _WRITTEN_OUT = 4  # steps in a body of the loop, whose loads hide behind one another's additions
 
 
@@ -103,7 +103,7 @@ class _Line:
     def together(self) -> int:
         """How many of these a load brings, as they are neighbours in memory in each thread."""
         own = [int(c[self.dim]) for owner in ("lane", "warp") for c in self.layout.table(owner)]
-        width = _LOAD_BITS // self.x.buffer.dtype.bits if self.x.mn_major else 1
+        width = READ_BITS // self.x.buffer.dtype.bits if self.x.mn_major else 1
         while width > 1:
             runs = [self.distinct[n : n + width] for n in range(0, len(self.distinct), width)]
             whole = all(
@@ -118,7 +118,7 @@ class _Line:
         """Whether every so many elements of the operand's last dimension lie side by side."""
         bits = self.x.buffer.dtype.bits
         memory, divisor = self.x.buffer.buffer.laid_out, self.x.divisors[1]
-        return count * bits <= _LOAD_BITS and divisor % count == 0 and has_runs(memory, count)
+        return count * bits <= READ_BITS and divisor % count == 0 and has_runs(memory, count)
 
     def alloc(self, b: Builder, dtype: DType, depth: int) -> Value:
         """Registers for the elements of `depth` steps, or of one where M or N is contiguous."""
