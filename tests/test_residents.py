@@ -166,6 +166,8 @@ def test_blocks_of_few_threads_share(threads: int, rng: np.random.Generator) -> 
     found = product.recommend(*specs, target=SM90, topk=400)
     own = next(r.plan for r in found if r.plan and r.plan.joined == (1, 1, 1))
     assert own.residents * threads >= 128
+    best = found[0].estimate
+    assert best is not None and best.intensity == best.flops / best.dram_bytes > 0
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((40, 72), (72, 96)))
     c = np.empty((40, 96), np.float16)
     assert tilec.simulate(product, a, b, c, target=SM90).ok

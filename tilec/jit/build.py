@@ -34,7 +34,7 @@ from tilec.jit.performance import Watch
 from tilec.jit.plan_text import Tried, plan_text
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
-from tilec.passes.join_blocks import join_blocks
+from tilec.passes.join_blocks import join_blocks, to_join
 from tilec.passes.select_gemm import check_threads
 from tilec.runtime.devices import blocks_at_once
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
@@ -244,8 +244,8 @@ def compile_variant(
     watch.warn(func, final, target)
     made = attempts.kept or attempts.make(plan, final)
     kept = tried[-1][0] if tried else None
-    if kept is not None and kept.joined != SINGLE:
-        func = join_blocks(func.with_attrs(joined=kept.joined), target)
+    if kept is not None:
+        func = join_blocks(to_join(func, kept.joined), target)
     final, llvm_text, assembled = made.func, made.llvm_text, made.assembled
     few = min(FEW_SPILLED, assembled.registers or FEW_SPILLED)  # a quarter of what these hold
     if asked_for and (assembled.spilled_bytes or 0) > few and not made.spared:

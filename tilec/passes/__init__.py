@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilec.ir.clusters import SINGLE
 from tilec.ir.core import Block, Func, Op
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
@@ -51,7 +50,7 @@ from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.join_atomics import join_atomics
-from tilec.passes.join_blocks import join_blocks
+from tilec.passes.join_blocks import join_blocks, to_join
 from tilec.passes.join_branches import join_branches, join_stores
 from tilec.passes.join_iterations import join_iterations
 from tilec.passes.join_parts import join_parts
@@ -238,9 +237,7 @@ def stage_names() -> tuple[str, ...]:
 
 def run_plan(func: Func, target: Target, plan: Plan, on_stage: OnStage | None = None) -> Func:
     """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
-    func = take_wanted(func)[0]
-    func = func if plan.joined == SINGLE else func.with_attrs(joined=plan.joined)
-    func = apply(NORMALISE, func, target, on_stage)
+    func = apply(NORMALISE, to_join(take_wanted(func)[0], plan.joined), target, on_stage)
     return apply((*DECIDE, *EXPAND), with_plan(func, plan), target, on_stage)
 
 

@@ -49,6 +49,11 @@ BY_THREADS = 2.0  # times as long where TMA brings no tile, since some begin ins
 ROWS = 64  # of the instruction of a warpgroup
 
 
+def to_join(func: Func, joined: Dims) -> Func:
+    """`func`, of which `join_blocks` makes so many blocks one."""
+    return func if joined == SINGLE else func.with_attrs(joined=joined)
+
+
 def join_blocks(func: Func, target: Target) -> Func:
     joined = func.attrs.get("joined", SINGLE)
     return func if joined == SINGLE else _Sides(func).joined(joined)

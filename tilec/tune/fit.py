@@ -16,6 +16,7 @@ from tilec.ir.ops import For
 from tilec.ir.schedule import Plan
 from tilec.ir.uniformity import asks_for_threads
 from tilec.passes.arrange import asks_to_overlap
+from tilec.passes.join_blocks import to_join
 from tilec.passes.utils.plans import Wanted, is_open, pipelined, stages_of, take_wanted, with_plan
 from tilec.target import Target
 from tilec.tune.plans import plans
@@ -48,8 +49,7 @@ def first_fit(
     """
     func, wanted = take_wanted(func)
     joined = ranked[0].joined if ranked else SINGLE
-    func = func if joined == SINGLE else func.with_attrs(joined=joined)
-    func = passes.apply(passes.NORMALISE, func, target, on_stage)
+    func = passes.apply(passes.NORMALISE, to_join(func, joined), target, on_stage)
     if target.kind == "cpu":
         sync = passes.THREADS if asks_for_threads(func) else ()
         return passes.apply((*sync, *passes.HOST), func, target, on_stage)
