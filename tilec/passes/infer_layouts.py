@@ -46,6 +46,7 @@ from tilec.passes.utils.distribution import (
     fewest_registers,
     folded_rows,
     is_narrow,
+    with_rows,
 )
 from tilec.passes.utils.gemm_layouts import (
     SWIZZLES,
@@ -237,9 +238,20 @@ class _Inference:
         if layout is not None:
             return layout
         order = [d for d in range(len(p.extents)) if d != dim] + [dim]
-        extents = tuple(p.extents[d] for d in order)
-        layout = self._blocked(extents, vector, held, self.warps(p))
-        return layout.permute(tuple(map(order.index, range(len(order)))))
+        row, count = self._rows_alike(p, dim)
+        shape = [e // count if d == row else e for d, e in enumerate(p.extents)]
+        layout = self._blocked(tuple(shape[d] for d in order), vector, held, self.warps(p))
+        layout = layout.permute(tuple(map(order.index, range(len(order)))))
+        return layout if count == 1 else with_rows(layout, row, count)
+
+    def _rows_alike(self, p: ops.Parallel, dim: int) -> tuple[int, int]:
+        """The dimension and number of rows that a thread has one after the other, since they read
+        the same, where two neighbours of each are left to every thread."""
+        row, count = self.coalescing.rows_alike(p, dim)
+        threads = self.warps(p) * self.target.warp_size
+        while count > 1 and prod(p.extents) < 2 * count * threads:
+            count //= 2
+        return (row, count) if count > 1 else (-1, 1)
 
     def _free_fragment(self, v: Value) -> None:
         if v not in self.layouts:

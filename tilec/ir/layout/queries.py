@@ -19,9 +19,9 @@ from tilec.ir.layout.exchange import Bit, bits_of, exchange
 from tilec.ir.layout.normal import Digit
 
 __all__ = [
-    "vector_width", "has_runs", "leading_run", "rows_at_once", "bank_conflicts", "bank_passes",
-    "Conversion",
-    "conversion", "MatrixAccess", "matrix_rows", "matrix_access", "ldmatrix_ok", "stmatrix_ok",
+    "vector_width", "has_runs", "leading_run", "rows_behind", "rows_at_once", "bank_conflicts",
+    "bank_passes", "Conversion", "conversion", "MatrixAccess", "matrix_rows", "matrix_access",
+    "ldmatrix_ok", "stmatrix_ok",
 ]  # fmt: skip
 
 BANKS = 32
@@ -97,6 +97,24 @@ def leading_run(layout: Layout) -> tuple[int, int]:
     while run > 1 and any(d.step[dim] % run for d in rest):
         run //= 2
     return (dim, run) if run > 1 else (-1, 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def rows_behind(layout: Layout) -> tuple[int, int]:
+    """(dimension, length): how many rows that follow one another along another dimension a thread
+    has behind the neighbours of `leading_run`, from a multiple of their number on. (-1, 1) if it
+    has none."""
+    dim, run = leading_run(layout)
+    step, count = next((d.step, d.radix) for d, w in (*layout.of("reg"), _NONE) if w >= run)
+    row = next((i for i, s in enumerate(step) if s), -1)
+    rest = [d.step[row] for d in layout.digits if d.step != step]
+    if row in (-1, dim) or sum(step) != 1 or count & (count - 1) or any(s % count for s in rest):
+        return -1, 1
+    return row, count
+
+
+_NONE = Digit("reg", 1, ()), 1 << 31
+"""What comes behind a thread's registers, with its weight."""
 
 
 @functools.lru_cache(maxsize=4096)
