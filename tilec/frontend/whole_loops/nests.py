@@ -12,6 +12,7 @@ from typing import Literal
 from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
 from tilec.frontend.whole_loops.counting import COUNTING, counted_from
+from tilec.frontend.whole_loops.ones import without_ones
 from tilec.ir.types import DType
 from tilec.support.syntax import (
     assigned_names,
@@ -61,7 +62,8 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
     found = Nest(names, tuple(node.iter.args), _without_grids(node.body, named))
     if inner is None or names_in(*inner.extents) & {*names}:
-        return replace(found, body=_with_places(_with_known_extents(found, named)))
+        body = _with_places(_with_known_extents(found, named))
+        return replace(found, body=without_ones(body, names, named))
     return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
 
 
