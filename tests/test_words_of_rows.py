@@ -118,3 +118,48 @@ def test_fields_of_two_words_are_halves_of_one() -> None:
     if ptxas is not None:
         report = run_ptxas(ptxas, ptx, "sm_90a")
         assert not report.spilled_bytes and not report.advisories
+
+
+ORDER = np.array([4 * (j % 8 // 2 + 4 * (j % 2)) for j in range(8)])  # of AWQ's fields
+
+
+@tilec.kernel
+def columns(
+    A: T.Tensor((M, K), "float16"), W: T.Tensor((K, P), "int32"), S: T.Tensor((G, N), "float16"),
+    Z: T.Tensor((G, P), "int32"), C: T.Tensor((M, N), "float32"),
+):  # fmt: skip
+    """Words of columns, as AWQ packs them, less words of zero points: two warpgroups fill a tile in
+    two versions, by loops that `read_ahead` has cut into groups of eight."""
+    with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 128), threads=256) as (bx, by):
+        T.annotate_schedule(specialise=True, persistent=False, stages=3)
+        a, made = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+        words = T.alloc_shared((64, 16), "int32")
+        acc = T.alloc_fragment((128, 128), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 64)):
+            T.copy(A[by * 128, k * 64], a)
+            T.copy(W[k * 64, bx * 16], words)
+            for i, j in T.Parallel(64, 128):
+                shift = 4 * ((j % 8) // 2 + 4 * (j % 2))
+                q, g = (words[i, j // 8] >> shift) & 15, (k * 64 + i) // 64
+                z = (Z[g, (bx * 128 + j) // 8] >> shift) & 15
+                made[i, j] = T.cast(q - z, "float16") * S[g, bx * 128 + j]
+            T.gemm(a, made, acc)
+        T.copy(acc, C[by * 128, bx * 128])
+
+
+@pytest.mark.parametrize("trips", [1, 2, 5])
+def test_columns_have_two_versions(trips: int) -> None:
+    rng = np.random.default_rng(trips)
+    m, n, k = 130, 160, 64 * trips
+    w, z = (rng.integers(-(2**31), 2**31, (r, n // 8)).astype(np.int32) for r in (k, trips))
+    a = rng.integers(-2, 3, (m, k)).astype(np.float16)
+    s, c = rng.integers(1, 4, (trips, n)).astype(np.float16), np.full((m, n), np.nan, np.float32)
+    q, zeros = (
+        ((x[:, np.arange(n) // 8] >> np.tile(ORDER, n // 8)) & 15).astype(int) for x in (w, z)
+    )
+    weights = (q - np.repeat(zeros, 64, 0)) * np.repeat(s, 64, 0).astype(int)
+    made = columns.compile(a, w, s, z, c, target="cuda:sm_90a")
+    assert "made_other" in made.resources.buffers
+    run(columns, "cuda:sm_90a", a, w, s, z, c)
+    np.testing.assert_array_equal(c, a.astype(int) @ weights)

@@ -17,13 +17,15 @@ from tilec.ir.uniformity import Level, Uniformity
 class Access:
     """One load or store in a parallel loop. `runs`: for each index of the buffer the loop dimension
     it is, in the buffer's order, or several whose row-major number it is; constant zeros (of
-    extent-1 dimensions) are left out. `dims`: those of all of them."""
+    extent-1 dimensions) are left out. `dims`: those of all of them. `every`: the same, of whatever
+    buffer."""
 
     op: Op
     buffer: Value
     write: bool
     runs: tuple[tuple[int, ...], ...]
     indices: tuple[Value, ...]
+    every: tuple[tuple[int, ...], ...]
 
     @functools.cached_property
     def dims(self) -> tuple[int, ...]:
@@ -83,11 +85,10 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
             ]
             mine = tuple(runs.get(v, ()) for v in kept)
             dims = [d for run in mine for d in run]
+            every = mine if all(mine) and len({*dims}) == len(dims) else ()
             several = buffer.space == "fragment" or all(len(run) == 1 for run in mine)
-            plain = all(mine) and len({*dims}) == len(dims) and several
-            found.append(
-                Access(o, buffer, isinstance(o, ops.Store), mine if plain else (), o.indices)
-            )
+            own = every if several else ()
+            found.append(Access(o, buffer, isinstance(o, ops.Store), own, o.indices, every))
     return tuple(found)
 
 
@@ -119,7 +120,8 @@ def covered(p: ops.Parallel) -> set[Value]:
         for a in parallel_accesses(p)
         if a.write
         and a.op in p.body.ops
-        and tuple(p.extents[d] for d in a.dims) == tuple(e for e in a.buffer.buffer.shape if e != 1)
+        and tuple(prod(p.extents[d] for d in run) for run in a.every)
+        == tuple(e for e in a.buffer.buffer.shape if e != 1)
     }
 
 
