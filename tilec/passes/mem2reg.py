@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, walk
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, altered, walk
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
 
@@ -136,89 +135,58 @@ class _Lifting:
             case Alloc() if o.result in self.promoted:
                 self.now[o.result] = None
             case Load(source=buffer) if buffer in self.promoted:
-                value = self.now[buffer]
-                if value is None:
+                if self.now[buffer] is None:
                     self.undefined.add(buffer)
-                    value = self.anything(buffer, o)
-                self.subst[o.result] = value
+                self.subst[o.result] = self.held(buffer, o)
             case Store(value=value) | Fill(value=value) if (to := _stored(o)) in self.promoted:
                 self.now[to] = value
-            case For() | While() | If():
+            case _ if o.region_fields:
                 # a buffer that is not in `now` yet was allocated inside, and dies there
                 self.structured(o, [b for b in self.writes[old] if b in self.now])
-            case _ if o.region_fields:
-                kept = dict(self.now)
-                done = o.with_regions(self.block)
-                self.now = kept
-                self.out.append(done)
             case _:
                 self.out.append(o)
 
-    def structured(self, o: For | While | If, buffers: list[Value]) -> None:
-        results = tuple(_value(b) for b in buffers)
-        done: Op
-        match o:
-            case If():
-                done = self.branch(o, buffers)
-            case For():
-                inits = self.inits(o, buffers)
-                done = updated(o, inits=inits, body=self.region(o.body, buffers))
-            case While():
-                inits = self.inits(o, buffers)
-                cond = self.region(o.cond, buffers, hands_over=False)
-                done = updated(o, inits=inits, cond=cond, body=self.region(o.body, buffers))
-        self.now.update(zip(buffers, results))
-        self.out.append(replace(done, results=(*o.results, *results)) if results else done)
+    def structured(self, o: Op, buffers: list[Value]) -> None:
+        """An op with regions that hand over what is in these buffers; a loop takes it in, too."""
+        kept, takes = self.now, bool(buffers) and not isinstance(o, If)
 
-    def inits(self, o: For | While, buffers: list[Value]) -> tuple[Value, ...]:
-        """What a loop carries in: anything where nothing was stored yet, for it is not loaded."""
-        if not buffers:
-            return o.inits
-        return (*o.inits, *(self.now[b] or self.anything(b, o) for b in buffers))
-
-    def region(self, block: Block, buffers: list[Value], hands_over: bool = True) -> Block:
-        """A loop's region: takes the buffers' values as arguments and yields them
-        (`hands_over`).
-        """
-        kept = dict(self.now)
-        args = tuple(_value(b) for b in buffers)
-        self.now.update(zip(buffers, args))
-        done = self.block(block)
-        if args:
-            done = replace(done, args=(*done.args, *args))
-        if args and hands_over:
-            done = self.yielding(done, buffers)
-        self.now = kept
-        return done
-
-    def branch(self, o: If, buffers: list[Value]) -> Op:
-        kept = dict(self.now)
-        blocks = []
-        for region in o.regions:
+        def region(block: Block) -> Block:
             self.now = dict(kept)
-            blocks.append(self.yielding(self.block(region), buffers))
-        self.now = kept
-        then, orelse = blocks
-        types = (*o.types, *(ScalarType(b.dtype) for b in buffers)) if buffers else o.types
-        return updated(o, then=then, orelse=orelse, types=types)
+            args = tuple(map(_value, buffers)) if takes else ()
+            self.now.update(zip(buffers, args))
+            done = self.block(block)
+            done = replace(done, args=(*done.args, *args)) if args else done
+            decides = isinstance(o, While) and block is o.cond
+            return done if decides or not buffers else self.yielding(done, buffers)
+
+        before = tuple(self.held(b, o) for b in buffers) if takes else ()
+        done, results = o.with_regions(region), tuple(map(_value, buffers))
+        match o:
+            case For() | While() if buffers:
+                done = altered(done, inits=(*o.inits, *before), results=(*o.results, *results))
+            case If() if buffers:
+                types = (*o.types, *(r.type for r in results))
+                done = altered(done, types=types, results=(*o.results, *results))
+        self.now = {**kept, **dict(zip(buffers, results))}
+        self.out.append(done)
 
     def yielding(self, block: Block, buffers: list[Value]) -> Block:
         """`block` with the buffers' values at its end added to what it yields."""
-        if not buffers:
-            return block
         last = next((o for o in block.ops[-1:] if isinstance(o, Yield)), Yield())
         outer, self.out = self.out, [*block.statements]
-        values = tuple(self.now[b] or self.anything(b, last) for b in buffers)
+        values = tuple(self.held(b, last) for b in buffers)
         ops, self.out = self.out, outer
         done = replace(last, values=(*yielded(block), *values))
         return replace(block, ops=(*ops, done))
 
-    def anything(self, buffer: Value, near: Op) -> Value:
-        """A value for a place that is not looked at in a program without a fault."""
-        dtype = buffer.dtype
-        number = 0.0 if dtype.is_float else False if dtype.kind == "bool" else 0
-        value = _value(buffer)
-        self.out.append(Const(number, dtype, buffer.name, results=(value,), loc=near.loc))
+    def held(self, buffer: Value, near: Op) -> Value:
+        """What a buffer holds; anything where nothing was stored yet, for in a program without a
+        fault that is not looked at."""
+        value, dtype = self.now[buffer], buffer.dtype
+        if value is None:
+            number = 0.0 if dtype.is_float else False if dtype.kind == "bool" else 0
+            value = _value(buffer)
+            self.out.append(Const(number, dtype, buffer.name, results=(value,), loc=near.loc))
         return value
 
 
