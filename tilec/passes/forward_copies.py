@@ -229,8 +229,7 @@ def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[ops.Load]:
     """The only access to what a copy leaves in shared memory, if one loop over its elements reads
     each of them there once, the copy brings the same to all blocks, and no loop with stages brings
     it ahead."""
-    around = [block.ops[i] for block, i in r.path[:-1]]
-    if any(isinstance(o, ops.For) and has_stages(o) for o in around) or len(r.readers) != 1:
+    if any(isinstance(o, ops.For) and has_stages(o) for o in r.around) or len(r.readers) != 1:
         return set()
     assert isinstance(r.fill, ops.Copy)
     behind = upstream(r.fill.source.offsets, made)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
-from tilec.ir.core import Block, Effect, Op, Value
+from tilec.ir.core import Block, Effect, Op, Value, walk
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.ops import For, If, Parallel, Scope, While
 from tilec.passes.utils.accesses import covered
@@ -46,6 +46,15 @@ class LiveRange:
     def span(self) -> tuple[int, int] | None:
         """Where the first and the last reader stand; None without any."""
         return (self.readers[0], self.readers[-1]) if self.readers else None
+
+    @property
+    def around(self) -> list[Op]:
+        """The ops that `fill` stands in, outer ones first."""
+        return [block.ops[i] for block, i in self.path[:-1]]
+
+    def is_behind(self, others: Container[Op | None]) -> bool:
+        """Whether `fill` stands behind one of these ops."""
+        return any(x in others for block, i in self.path for o in block.ops[:i] for x in walk(o))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
