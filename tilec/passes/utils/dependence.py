@@ -72,7 +72,7 @@ def live_ranges(
     or the first op that keeps it from having such. Where only some ops begin ranges, what threads
     write besides changes what is in them."""
     accesses: dict[Value, _Accesses] = {}
-    for path, o, e in _accesses(body, buffers, ()):
+    for path, o, e in _accesses(body, buffers):
         assert e.buffer is not None
         changes = begins is not None and not begins(o) and e.engine == "threads"
         accesses.setdefault(e.buffer, _Accesses()).add(path, o, e, changes)
@@ -91,7 +91,7 @@ def exposed(
             filled[o] = filled_by(o, numbers)
         return filled[o]
 
-    for path, _, e in _accesses(body, buffers, ()):
+    for path, _, e in _accesses(body, buffers):
         before = (o for block, i in path for o in block.ops[:i])
         if e.reads and not any(e.buffer in fills(o) for o in before):
             return e
@@ -116,14 +116,18 @@ def runs(o: For, numbers: Mapping[Value, object]) -> bool:
     return bool(o.indices(numbers.get))
 
 
-def _accesses(
-    block: Block, buffers: Container[Value], around: Path
-) -> Iterator[tuple[Path, Op, Effect]]:
-    """Every read and write of one of the `buffers`."""
+def paths(block: Block, around: Path = ()) -> Iterator[tuple[Path, Op]]:
+    """As `walk`, each op with the way that leads to it."""
     for i, o in enumerate(block.ops):
         path = (*around, (block, i))
-        for name in o.region_fields:
-            yield from _accesses(getattr(o, name), buffers, path)
+        yield path, o
+        for region in o.regions:
+            yield from paths(region, path)
+
+
+def _accesses(body: Block, buffers: Container[Value]) -> Iterator[tuple[Path, Op, Effect]]:
+    """Every read and write of one of the `buffers`."""
+    for path, o in paths(body):
         for e in () if o.pure or o.region_fields else o.effects():
             if e.buffer in buffers and (e.reads or e.writes):
                 yield path, o, e
