@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, altered, walk
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, altered, walk, within
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
-
-_STRUCTURED = (For, If, While)  # what hands values out of its regions
 
 
 def mem2reg(func: Func, target: Target) -> Func:
@@ -28,7 +26,7 @@ def mem2reg(func: Func, target: Target) -> Func:
     """
     promoted = _promotable(func)
     while promoted:
-        lifting = _Lifting(func, promoted)
+        lifting = _Lifting(promoted)
         body = lifting.block(func.body)
         if not lifting.undefined:
             return sweep(func.with_body(body))
@@ -56,7 +54,7 @@ def _promotable(func: Func) -> set[Value]:
             return True
         return max(uniformity.level(o.value), uniformity.around(o)) == Level.BLOCK
 
-    for o in walk(func.body):
+    for o, around in within(func.body):
         match o:
             case Load(indices=at) | Store(indices=at) | Fill(dest=Region(offsets=at)) if zeros(
                 at
@@ -64,24 +62,17 @@ def _promotable(func: Func) -> set[Value]:
                 pass
             case _:
                 found.difference_update(o.operands)
-    if found:
-        _drop_trapped(func.body, found, set())
+        stored = _stored(o)
+        if stored is not None and any(_traps(x, o, stored) for x in around):
+            found.discard(stored)
     return found
 
 
-def _drop_trapped(block: Block, found: set[Value], reach: set[Value]) -> None:
-    """Take from `found` the buffers stored to where no SSA value leads out. `reach`: those
-    allocated inside the innermost region of that kind."""
-    here = set(reach)
-    for o in block.ops:
-        if isinstance(o, Alloc):
-            here.add(o.result)
-        stored = _stored(o)
-        if stored and stored not in here:
-            found.discard(stored)
-        for name in o.region_fields:
-            open_ = isinstance(o, _STRUCTURED) and name != "cond"
-            _drop_trapped(getattr(o, name), found, here if open_ else set())
+def _traps(x: Op, o: Op, buffer: Value) -> bool:
+    """Whether no SSA value leads out of `x` of what `o` inside of it stores in a buffer from
+    outside."""
+    opens = isinstance(x, For | If) or (isinstance(x, While) and o not in x.cond.inside)
+    return not opens and not any(buffer in region.made for region in x.regions)
 
 
 def _stored(o: Op) -> Value | None:
@@ -99,29 +90,12 @@ class _Lifting:
     """One walk in textual order. `now` holds each live buffer's value, None before its first store;
     `undefined` collects the buffers loaded while that was None."""
 
-    def __init__(self, func: Func, promoted: set[Value]) -> None:
+    def __init__(self, promoted: set[Value]) -> None:
         self.promoted = promoted
         self.undefined: set[Value] = set()
         self.subst: Substitution = {}
         self.now: dict[Value, Value | None] = {}
-        self.writes: dict[Op, tuple[Value, ...]] = {}
         self.out: list[Op] = []
-        self.written(func.body)
-
-    def written(self, block: Block) -> dict[Value, None]:
-        """The promoted buffers written in `block` (in order); remembers them for each op inside."""
-        found: dict[Value, None] = {}
-        for o in block.ops:
-            stored = _stored(o)
-            if stored in self.promoted:
-                found[stored] = None
-            if o.region_fields:
-                inner: dict[Value, None] = {}
-                for region in o.regions:
-                    inner.update(self.written(region))
-                self.writes[o] = tuple(inner)
-                found.update(inner)
-        return found
 
     def block(self, block: Block) -> Block:
         outer, self.out = self.out, []
@@ -142,7 +116,8 @@ class _Lifting:
                 self.now[to] = value
             case _ if o.region_fields:
                 # a buffer that is not in `now` yet was allocated inside, and dies there
-                self.structured(o, [b for b in self.writes[old] if b in self.now])
+                stored = dict.fromkeys(v for x in walk(old) if (v := _stored(x)))
+                self.structured(o, [b for b in stored if b in self.promoted and b in self.now])
             case _:
                 self.out.append(o)
 
