@@ -189,15 +189,14 @@ def _is_for_all(o: Op) -> bool:
 
 def _copies(block: Block, along: Collection[Value], known: Callable[[Value], Any]) -> int:
     """How often the statement is written out that is so most often."""
-    most = 1
-    for o in block.ops:
-        times = 1
+
+    def times(o: Op) -> int:
         if isinstance(o, For) and o.body.args[0] in along:
-            times = len(o.indices(known) or ())
-        if isinstance(o, Parallel):
-            times = prod(e for a, e in zip(o.body.args, o.extents) if a in along)
-        most = max(most, *(times * _copies(region, along, known) for region in o.regions), 1)
-    return most
+            return len(o.indices(known) or ())
+        sizes = zip(o.body.args, o.extents) if isinstance(o, Parallel) else ()
+        return prod(e for a, e in sizes if a in along)
+
+    return max((prod(map(times, around)) for _, around in within(block)), default=1)
 
 
 def _renamed(func: Func, dims: Mapping[Value, frozenset[int]]) -> Func:
