@@ -8,6 +8,7 @@ The ranges are drawn from the ops' effects alone (`Op.effects`)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -84,13 +85,7 @@ def exposed(
 ) -> Effect | None:
     """The first read of what was in one of the `buffers` before `body`, or may have been: not all
     of it has certainly been overwritten. `numbers`: values that are known."""
-    filled: dict[Op, Collection[Value]] = {}
-
-    def fills(o: Op) -> Collection[Value]:
-        if o not in filled:
-            filled[o] = filled_by(o, numbers)
-        return filled[o]
-
+    fills = functools.cache(functools.partial(filled_by, numbers=numbers))
     for path, _, e in _accesses(body, buffers):
         before = (o for block, i in path for o in block.ops[:i])
         if e.reads and not any(e.buffer in fills(o) for o in before):
