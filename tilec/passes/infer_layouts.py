@@ -131,22 +131,21 @@ class _Inference:
                 accumulator_layout(o, self.warps(o), self.target.warp_size),
                 f"strict: C of {o.instr}",
             )
+        operands = [(o, which, x) for o in gemms for which, x in (("a", o.a), ("b", o.b))]
         swizzles: dict[Value, int] = {}
-        for o in gemms:
-            for which, operand in (("a", o.a), ("b", o.b)):
-                most = swizzles.get(operand.buffer, SWIZZLES[0])
-                swizzles[operand.buffer] = min(most, swizzle_of(o, which))
-        for o in gemms:
-            for which, operand in (("a", o.a), ("b", o.b)):
-                t, most = operand.type, swizzles[operand.buffer]
-                if t.space == "shared":
-                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr, most)
-                    self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.instr}")
-                elif t.space == "fragment" and operand.is_whole and not o.instr.startswith("simt"):
-                    layout = operand_fragment_layout(o, which, self.warps(o))
-                    reason = f"strict: {which.upper()} of {o.instr} in registers"
-                    self.set(operand.buffer, layout, reason)
-        feeds = {x.buffer: o for o in gemms for x in (o.a, o.b) if x.type.space == "fragment"}
+        for o, which, x in operands:
+            most = swizzles.get(x.buffer, SWIZZLES[0])
+            swizzles[x.buffer] = min(most, swizzle_of(o, which))
+        for o, which, x in operands:
+            t, reason = x.type, f"strict: {which.upper()} of {o.instr}"
+            if t.space == "shared":
+                most = swizzles[x.buffer]
+                layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr, most)
+                self.set(x.buffer, layout, reason)
+            elif t.space == "fragment" and x.is_whole and not o.instr.startswith("simt"):
+                layout = operand_fragment_layout(o, which, self.warps(o))
+                self.set(x.buffer, layout, f"{reason} in registers")
+        feeds = {x.buffer: o for o, _, x in operands if x.type.space == "fragment"}
         for o in self.ops:
             if isinstance(o, ops.Copy) and o.dest.buffer in feeds:
                 t, row = o.source.type, feeds[o.dest.buffer].instr

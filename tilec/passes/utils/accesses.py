@@ -49,7 +49,6 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
     """Every load and store in the loop, with `runs` only where all indices are loop indices, or
     their numbers (of powers of two, in fragments)."""
     made: set[Value] = set(p.body.args)
-    zeros: set[Value] = set()
     found: list[Access] = []
     runs: dict[Value, tuple[int, ...]] = {a: (i,) for i, a in enumerate(p.body.args)}
     numbers: dict[Value, object] = {}
@@ -72,8 +71,6 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
 
     for o in walk(p.body):
         note(o)
-        if isinstance(o, ops.Const) and o.value == 0:
-            zeros.add(o.result)
         made.update(o.results)
         if isinstance(o, ops.ElementAccess):
             buffer = o.buffer
@@ -81,7 +78,7 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
             kept = [
                 v
                 for v, e in zip(o.indices, shape)
-                if not (e == 1 and (v in zeros or v not in made))
+                if not (e == 1 and (numbers.get(v) == 0 or v not in made))
             ]
             mine = tuple(runs.get(v, ()) for v in kept)
             dims = [d for run in mine for d in run]
