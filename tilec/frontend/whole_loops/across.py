@@ -38,16 +38,25 @@ from tilec.support.syntax import conditions_in, copied, every, names_in, parsed,
 
 
 class Fold(NamedTuple):
-    """What folds into a variable: what stands before a loop, what is done for each element of a
-    tile that is whole, and of one that sticks out, behind each tile, and behind the loop, up to
-    where blocks come together, and from there."""
+    """What becomes of a statement of a loop, mostly one that folds into a variable: what stands
+    before the loop, what is done for each element of a tile that is whole, and of one that sticks
+    out, behind each tile, and behind the loop, up to where blocks come together, and from there the
+    `last`; `first` in a tile. A scan has a loop of its own over the tile, from which something is
+    `carried` to the next one. The `place` of an element, of equal ones the smallest or largest, is
+    `found` when it is known what is the most, and put together with what was there, `settled`."""
 
     before: list[ast.stmt]
-    whole: str
-    edge: str
-    behind: list[str]
-    after: list[ast.stmt]
-    last: list[ast.stmt]
+    whole: Sequence[str]
+    edge: Sequence[str]
+    behind: Sequence[str] = ()
+    after: Sequence[ast.stmt] = ()
+    last: Sequence[ast.stmt] = ()
+    first: Sequence[str] = ()
+    carried: Sequence[str] = ()
+    found: Sequence[ast.stmt] = ()
+    place: str = ""
+    of_equal: str = ""
+    settled: Sequence[ast.stmt] = ()
 
 
 @dataclass
@@ -168,7 +177,7 @@ for {n}, {c} in {t}.Parallel({self.inner}, {self.width}):
 """
         place = f"{a}[{o}, {n}] ="
         edge = f"{place} {t}.if_then_else({self.wanted}, {own}, 0.0)"
-        return Fold(parsed(begun, loop), f"{place} {own}", edge, [behind.strip()], [], [])
+        return Fold(parsed(begun, loop), [f"{place} {own}"], [edge], [behind.strip()])
 
     def _chosen(self, value: ast.expr) -> tuple[ast.expr, list[ast.expr]]:
         """What is added up, and the conditions that `_fold` says so under."""
