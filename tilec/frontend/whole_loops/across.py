@@ -254,6 +254,6 @@ def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
     index, body = index_of(last), last.body
     if index in names_in(*before):
         index = fresh(index)
-        put = Put({index_of(last): ast.Name(index, ast.Load())})
+        put = Put({index_of(last): index})
         body = [put.visit(copied(s)) for s in body]
     return Nest((*nest.indices, index), (*nest.extents, extent), (*before, *body))

@@ -140,7 +140,7 @@ def _without(s: ast.stmt, inner: Inner, fresh: Fresh) -> ast.stmt:
         own[total] = fresh("acc")
         made = ast.Name(inner.names[total], ast.Load())
         body.append(ast.AnnAssign(ast.Name(own[total], ast.Store()), dtype, made, simple=1))
-    put = Put({total: ast.Name(name, ast.Load()) for total, name in own.items()})
+    put = Put(own)
     for t in inner.product.behind:
         t = put.visit(copied(t))
         match t:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
@@ -168,26 +169,27 @@ def with_ends(nest: Nest, is_known: Callable[[ast.expr], bool]) -> tuple[ast.stm
 
 
 class Put(ast.NodeTransformer):
-    """Puts expressions in the place of names, and of elements, by their texts."""
+    """Puts expressions, or what a text says, in the place of others, by their texts."""
 
-    def __init__(self, given: Mapping[str, ast.expr]) -> None:
-        self.given = given
-        self.elements = any("[" in text for text in given)
+    def __init__(self, given: Mapping[str, ast.expr | str]) -> None:
+        self.given, self.kinds = given, {*map(_kind_of, given)}
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._put(node, node.id)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        made = self._put(node, ast.unparse(node)) if self.elements else node
-        return self.generic_visit(node) if made is node else made
-
-    def _put(self, node: ast.Name | ast.Subscript, text: str) -> ast.expr:
-        if text not in self.given:
-            return node
-        made = copied(self.given[text])
+    def visit(self, node: ast.AST) -> Any:
+        found = self.given.get(ast.unparse(node)) if type(node) in self.kinds else None
+        if found is None:
+            return super().visit(node)
+        if isinstance(found, str):
+            made = placed(ast.parse(found, mode="eval").body, node)
+        else:
+            made = ast.copy_location(copied(found), node)
         if isinstance(made, ast.Name | ast.Subscript):
-            made.ctx = node.ctx
-        return ast.copy_location(made, node)
+            made.ctx = getattr(node, "ctx", made.ctx)
+        return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind_of(text: str) -> type[ast.expr]:
+    return type(ast.parse(text, mode="eval").body)
 
 
 def counted(iterated: ast.expr, named: Named) -> ast.expr | None:

@@ -27,6 +27,7 @@ import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tilec.frontend.values import Scalar
 from tilec.frontend.whole_loops.anew import BeginsAnew
@@ -206,10 +207,9 @@ class _Number(Put):
         super().__init__(given)
         self.made = list[ast.expr]()
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        made = super().visit_Name(node)
-        if made is not node and isinstance(made, ast.expr):
-            self.made.append(made)
+    def visit(self, node: ast.AST) -> Any:
+        made = super().visit(node)
+        self.made += [made] if made is not node else []
         return made
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -217,9 +217,7 @@ class _Number(Put):
         n = number_in(node.right)
         if n is None or node.left not in self.made or not isinstance(node.op, ast.Add | ast.Sub):
             return node
-        made = placed(plus(node.left, n if isinstance(node.op, ast.Add) else -n), node)
-        self.made.append(made)
-        return made
+        return placed(plus(node.left, n if isinstance(node.op, ast.Add) else -n), node)
 
 
 def _inside(s: ast.stmt, test: ast.expr) -> ast.stmt:

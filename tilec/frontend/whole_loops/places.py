@@ -172,7 +172,7 @@ def _begun(nest: Nest) -> ast.Subscript | None:
 def _as_variable(nest: Nest, place: ast.Subscript, fresh: Fresh) -> Nest:
     """The nest with a variable for an element, which gets it at the end."""
     name, text = fresh(tensor_of(place).lower()), ast.unparse(place)
-    renamed = Put({text: ast.Name(name, ast.Load())})
+    renamed = Put({text: name})
     body: list[ast.stmt] = []
     for s in nest.body:
         made = renamed.visit(copied(s))

@@ -93,7 +93,7 @@ class _Rescaled:
         free = all(map(self._is_free, [self.value, *self.free]))
         if not ours or not self.sums <= zero or left or not free:
             return None
-        put = Put({self.new: ast.Name(self.most, ast.Load())})
+        put = Put({self.new: self.most})
         loops: list[ast.stmt] = []
         for body in (self.first, [put.visit(copied(s)) for s in self.second]):
             loop = copy.copy(self.loop)

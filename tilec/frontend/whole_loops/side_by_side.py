@@ -72,7 +72,7 @@ class SideBySide:
         if self.count < 2:
             return None
         group, self.turn = self.fresh(d), self.fresh("n")
-        at = ast.parse(f"{group} * {self.count} + {self.turn}", mode="eval").body
+        at = f"{group} * {self.count} + {self.turn}"
         self.put = Put({d: at})
         runs = self._runs(self.nest.body)
         if runs is None:
@@ -88,8 +88,7 @@ class SideBySide:
             text = f"{self.own[name]} = {self.language}.alloc_local(({self.count},), {kind})"
             made += parsed(text, self.nest.body[0])
         arrays = {x: f"{array}[{self.turn}]" for x, array in self.own.items()}
-        places = {x: ast.parse(text, mode="eval").body for x, text in arrays.items()}
-        self.put = Put({d: at, **places})
+        self.put = Put({d: at, **arrays})
         extent = ast.BinOp(self.nest.extents[-1], ast.FloorDiv(), ast.Constant(self.count))
         extents = (*self.nest.extents[:-1], ast.copy_location(extent, self.nest.extents[-1]))
         return Nest((*indices, group), extents, (*made, *self._block(self.nest.body)))

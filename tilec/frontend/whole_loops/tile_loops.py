@@ -349,8 +349,7 @@ for {turn} in {self.language}.{loop}:
                     made += self._fragment(tile, shape, dtype, s)
                     loads.append(f"{tile}[{place}] = {ast.unparse(e)}")
         assert isinstance(s, ast.Assign) and isinstance(target := s.targets[0], ast.Subscript)
-        tiles = {text: f"{tile}[{place}]" for text, tile in names.items()}
-        put = Put({text: ast.parse(tile, mode="eval").body for text, tile in tiles.items()})
+        put = Put({text: f"{tile}[{place}]" for text, tile in names.items()})
         s.value, target.slice = put.visit(s.value), put.visit(target.slice)
         return made, loads
 

@@ -88,8 +88,7 @@ class TilePlaces(Scans):
     def _names(self) -> Put:
         """Elements of fragments for variables; written out names before them."""
         places = {name: self._place_of(name) for name in self.held} | self.running
-        held = {name: ast.parse(place, mode="eval").body for name, place in places.items()}
-        return Put({**held, **self.written_out})
+        return Put({**places, **self.written_out})
 
     def _put(self, node: ast.expr) -> ast.expr:
         """The author's expression, with elements of fragments for variables."""

@@ -213,13 +213,12 @@ class Tiles(TileLoops):
         """The loops, which elements that iterations alone name stand before: each is for all of a
         row."""
         own = {*stored_names(*self.nest.body), *nests.stored_tensors(*self.nest.body)}
-        puts, made = dict[str, ast.expr](), list[ast.stmt]()
+        puts, made = dict[str, str](), list[ast.stmt]()
         for e in nests.elements_of(*loops):
             if own.isdisjoint(names_in(e)) and names_in(e.slice) & {*self.nest.indices}:
                 if (text := ast.unparse(e)) not in puts:
-                    puts[text] = ast.Name(name := self.fresh("own"), ast.Load())
-                    line = f"{name}: {nests.tensor_of(e)}.dtype = {text}"
-                    made += parsed(line, e)
+                    puts[text] = self.fresh("own")
+                    made += parsed(f"{puts[text]}: {nests.tensor_of(e)}.dtype = {text}", e)
         at = self.nest.body.index(loops[0])
         put = nests.Put(puts)
         body = [put.visit(copied(s)) if s in loops else s for s in self.nest.body]
