@@ -17,14 +17,13 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilec.frontend.whole_loops.ends import Ends
 from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import (
     Fresh,
-    Named,
     Nest,
     Put,
     changed_by,
@@ -144,7 +143,8 @@ for {self.o}, {self.c} in {self.language}.Parallel({self.outer}, {self.width}):
         right = [f for f in factors if self.across in names_in(f)]
         left = [f for f in factors if f not in right]
         given = {self.nest.indices[-1], *self.held, *self.totals, *stored_names(*loop.body)}
-        if word != "sum" or self.dtype_of(self.sums[name]) is not FLOAT32 or not left or not right:
+        is_sum = word == "sum" and self.nest.dtype_of(self.sums[name]) is FLOAT32
+        if not is_sum or not left or not right:
             return None
         if not given.isdisjoint(names_in(*right)) or self.wide & names_in(*left):
             return None
@@ -233,10 +233,10 @@ def _spread(nest: Nest, across: str) -> Nest:
             loop.body = inside
             s = loop
         body.append(s)
-    return Nest(nest.indices, nest.extents, tuple(body))
+    return replace(nest, body=tuple(body))
 
 
-def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
+def with_columns(nest: Nest, fresh: Fresh) -> Nest:
     """The nest with its last loop's iterations as its own, where that has rows of sums inside of
     it and nothing else writes: what stands before it is the same for all of them, though it may
     call something else as the loop calls its index."""
@@ -246,7 +246,7 @@ def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
     if stores or not any(every(ast.For, *(x for s in rows for x in s.body))):
         return nest
     assert isinstance(last, ast.For)
-    extent, own = counted(last.iter, named), {*nest.indices, *stored_names(*nest.body)}
+    extent, own = counted(last.iter, nest.named), {*nest.indices, *stored_names(*nest.body)}
     if extent is None or last.orelse or not index_of(last) or names_in(extent) & own:
         return nest
     if any(every(ast.Expr, *before)):
@@ -256,4 +256,5 @@ def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
         index = fresh(index)
         put = Put({index_of(last): index})
         body = [put.visit(copied(s)) for s in body]
-    return Nest((*nest.indices, index), (*nest.extents, extent), (*before, *body))
+    indices, extents = (*nest.indices, index), (*nest.extents, extent)
+    return replace(nest, indices=indices, extents=extents, body=(*before, *body))

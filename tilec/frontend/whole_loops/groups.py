@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tilec.frontend.whole_loops.nests import Fresh, Nest, Put, index_of
 from tilec.support.syntax import copied, every, names_in
@@ -48,10 +49,11 @@ def in_groups(
             apart = {ast.unparse(ast.BinOp(ast.Name(index), op, size)): x for x, op in parts}
             put = Put({**apart, index: f"{group} * ({text}) + {row}"})
             at = nest.indices.index(index)
-            yield Nest(
-                (*nest.indices[:at], group, row, *nest.indices[at + 1 :]),
-                (*nest.extents[:at], count, size, *nest.extents[at + 1 :]),
-                tuple(put.visit(copied(s)) for s in nest.body),
+            yield replace(
+                nest,
+                indices=(*nest.indices[:at], group, row, *nest.indices[at + 1 :]),
+                extents=(*nest.extents[:at], count, size, *nest.extents[at + 1 :]),
+                body=tuple(put.visit(copied(s)) for s in nest.body),
             )
 
 
@@ -78,4 +80,5 @@ def by_one_row(nest: Nest, fresh: Fresh) -> Nest:
     for e in every(ast.Subscript, *body):
         if around.isdisjoint(names_in(e.slice)):
             e.slice = Put({last: f"{last} + {one}"}).visit(e.slice)
-    return Nest((*nest.indices, one), (*nest.extents, ast.Constant(1)), body)
+    indices, extents = (*nest.indices, one), (*nest.extents, ast.Constant(1))
+    return replace(nest, indices=indices, extents=extents, body=body)

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
-from tilec.frontend.whole_loops.nests import Named, Nest, chain_of, counts_of
+from tilec.frontend.whole_loops.nests import Nest, chain_of, counts_of
 from tilec.frontend.whole_loops.operands import Operand
 from tilec.frontend.whole_loops.reader import Reader, sizes_along
 from tilec.support.syntax import names_in, stored_names
@@ -24,27 +24,27 @@ class Missed(NamedTuple):
     why: str
 
 
-def missed_product(nest: Nest, named: Named) -> Missed | None:
+def missed_product(nest: Nest) -> Missed | None:
     """Such a statement of a nest that is no product."""
     stored = stored_names(*nest.body)
     for s in nest.body:
         if isinstance(s, ast.If):
             for body in (s.body, s.orelse):
-                if (missed := missed_product(replace(nest, body=tuple(body)), named)) is not None:
+                if (missed := missed_product(replace(nest, body=tuple(body)))) is not None:
                     return missed
     for at, loop in enumerate(nest.body):
         if not isinstance(loop, ast.For):
             continue
         chain = chain_of(loop)
-        inner, reader = counts_of(chain, named), Reader(named, lambda test: True)
+        inner, reader = counts_of(chain, nest.named), Reader(nest.named, lambda test: True)
         if inner is None:
             continue
         for s in nest.body[:at]:
             if not {*stored_names(s)} & {n for n in stored if stored.count(n) > 1}:
                 reader.note(s)
         indices, extents = zip(*inner)
-        row = Nest((*nest.indices, *indices), (*nest.extents, *extents), tuple(chain[-1].body))
-        if (missed := missed_product(row, named)) is not None:
+        whole = (*nest.indices, *indices), (*nest.extents, *extents), tuple(chain[-1].body)
+        if (missed := missed_product(Nest(*whole, nest.named))) is not None:
             return missed._replace(why="the loops around it are not done over tiles of such sums")
         within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
         under = {x for s in within if isinstance(s, ast.If) for x in s.body + s.orelse}

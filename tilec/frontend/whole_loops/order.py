@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,6 @@ from tilec.frontend.whole_loops.anew import BeginsAnew
 from tilec.frontend.whole_loops.counting import counted_from, number_in, plus
 from tilec.frontend.whole_loops.joined import DtypeBehind, Joined
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
-    Named,
     Nest,
     Put,
     chain_of,
@@ -60,39 +58,37 @@ from tilec.support.syntax import (
     stored_names,
 )
 
-Decided = Callable[[ast.expr], bool | None]
-
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
 }  # fmt: skip
 _FOLDING = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
 
 
-def one_by_one(nest: Nest, named: Named, used: set[str], decided: Decided | None = None) -> Nest:
+def one_by_one(nest: Nest, used: set[str], apart: bool = True) -> Nest:
     """The nest with one assignment for each name: of `a, b = x, y`, by way of other names, not
-    `used`, where `y` reads `a`, and of `a = b = 0`; and with all loops from 0 by 1. With what is
-    `decided` of conditions, these are in loops where they stood around them: what is made for other
-    statements there is made whether they hold or not."""
-    apart = _OneByOne(nest, named, {*used}, decided)
-    made = [apart.visit(copied(s)) for s in nest.body]
+    `used`, where `y` reads `a`, and of `a = b = 0`; and with all loops from 0 by 1. `apart`: one
+    side is left of conditions that are decided, and others are in loops where they stood around
+    them: what is made for other statements there is made whether they hold or not."""
+    one = _OneByOne(nest, {*used}, apart)
+    made = [one.visit(copied(s)) for s in nest.body]
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
     body = tuple(x for x in body if not isinstance(x, ast.Pass)) or body
-    return with_sums_of_one(replace(nest, body=body) if apart.changed else nest)
+    return with_sums_of_one(replace(nest, body=body) if one.changed else nest)
 
 
-def in_ways(nest: Nest, named: Named, used: set[str], decided: Decided) -> Iterator[Nest]:
+def in_ways(nest: Nest, used: set[str]) -> Iterator[Nest]:
     """The nest `one_by_one`: with a condition around all of it where it stands, if there is one,
     which may be that of whole tiles; then with all conditions around loops in these."""
     match nest.body:
-        case [ast.If(test)] if decided(test) is None:
-            yield one_by_one(nest, named, used)
-    yield one_by_one(nest, named, used, decided)
+        case [ast.If(test)] if nest.decided(test) is None:
+            yield one_by_one(nest, used, apart=False)
+    yield one_by_one(nest, used)
 
 
 class _OneByOne(BeginsAnew):
-    def __init__(self, nest: Nest, named: Named, used: set[str], decided: Decided | None) -> None:
-        super().__init__(nest, named)
-        self.used, self.decided = used, decided
+    def __init__(self, nest: Nest, used: set[str], apart: bool) -> None:
+        super().__init__(nest)
+        self.used, self.decided = used, nest.decided if apart else None
         self.written = stored_tensors(*nest.body)
         self.names = [n.id for n in name_nodes(*nest.body)]
 
@@ -238,19 +234,18 @@ def _assigned(target: ast.expr) -> str:
     return ""
 
 
-def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> Nest:
-    """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
-    that of an expression behind statements, where it is known; `language` stands for
-    `tilec.language`."""
-    simple = _Simple(nest, dtype_of, dtype, language)
+def in_order(nest: Nest, dtype: DtypeBehind, language: str) -> Nest:
+    """The nest with its loops in order. `dtype`: that of an expression behind statements, where it
+    is known; `language` stands for `tilec.language`."""
+    simple = _Simple(nest, dtype, language)
     return replace(nest, body=tuple(map(simple.statement, nest.body)))
 
 
 class _Simple:
     """`kept`: the variables that loops may fold into, with their dtypes; `names`: all in a nest."""
 
-    def __init__(self, nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> None:
-        self.kept, self.dtype_of = declared(nest), dtype_of
+    def __init__(self, nest: Nest, dtype: DtypeBehind, language: str) -> None:
+        self.kept, self.dtype_of = declared(nest), nest.dtype_of
         self.dtype, self.language = dtype, language
         self.names = [n.id for n in name_nodes(*nest.body)]
 

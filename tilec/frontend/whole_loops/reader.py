@@ -5,13 +5,14 @@ names stand for, and what a total begins with.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.values import as_syntax
 from tilec.frontend.whole_loops.nests import (
+    Decided,
     Named,
     Put,
     called,
@@ -25,7 +26,6 @@ from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.terms import added_in
 from tilec.support.syntax import copied, every, names_in, placed, stored_names
 
-Decided = Callable[[ast.expr], bool | None]
 Added = tuple[ast.expr, ast.expr, Operand, Operand]
 
 

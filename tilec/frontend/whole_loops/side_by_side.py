@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilec.frontend.whole_loops.nests import (
     Fresh,
@@ -91,7 +91,8 @@ class SideBySide:
         self.put = Put({d: at, **arrays})
         extent = ast.BinOp(self.nest.extents[-1], ast.FloorDiv(), ast.Constant(self.count))
         extents = (*self.nest.extents[:-1], ast.copy_location(extent, self.nest.extents[-1]))
-        return Nest((*indices, group), extents, (*made, *self._block(self.nest.body)))
+        body = (*made, *self._block(self.nest.body))
+        return replace(self.nest, indices=(*indices, group), extents=extents, body=body)
 
     def _spread(self, d: str) -> None:
         self.ours, known = {d}, 0

@@ -198,7 +198,7 @@ class TileLoops(SharedScans):
     def _at(self, name: str, place: str) -> str:
         """A variable that runs, whose scan is at a place: one that a condition compares with stays
         what is no number."""
-        dtype, t = self.dtype_of(self.sums[name]), self.language
+        dtype, t = self.nest.dtype_of(self.sums[name]), self.language
         if name not in self.asked or dtype is None or not dtype.is_float:
             return place
         begun = f"{self.held[name]}[{self.o}]"

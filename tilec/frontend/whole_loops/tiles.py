@@ -81,10 +81,10 @@ class Tiles(TileLoops):
 
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
-        self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
+        self.nest = in_variables(self.nest, self.language, self.fresh)
         known = replace(self, sums=nests.declared(self.nest))
-        self.nest = in_order(self.nest, self.dtype_of, known.dtype, self.language)
-        if self.across and not self._go_across(128 if self.lanes == 32 else 64):
+        self.nest = in_order(self.nest, known.dtype, self.language)
+        if self.across and not self._go_across(128 if self.nest.lanes == 32 else 64):
             return None
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
         columns = False if self.totals else self._along_columns(loops)
@@ -93,7 +93,7 @@ class Tiles(TileLoops):
         chains = [nests.chain_of(s) for s in loops]
         if not all(self._is_end(chain, self.across) for chain in chains):
             return None
-        short = any(self._trips(chain) < self.lanes // 2 for chain in chains)
+        short = any(self._trips(chain) < self.nest.lanes // 2 for chain in chains)
         if short and not columns and not self.totals:
             return None  # a thread reads all of such a row at once
         if columns and max(map(self._trips, chains)) <= _SHORT:
@@ -167,7 +167,7 @@ class Tiles(TileLoops):
         """A tile of sums of products: about as many rows and columns as there are, and no more than
         a thread's registers hold with all that is folded; `shared`: by several blocks."""
         few = self._folded_at_once() < 2
-        large = self.lanes == 32 and not self.across  # warps of 64 have less shared memory
+        large = self.nest.lanes == 32 and not self.across  # warps of 64 have less shared memory
         many = shared or (self._iterations() or _HUGE) >= 128 * _BLOCKS
         outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
         inner = max(16, min(128 if large and few else 64, next_power_of_2(length)))
@@ -227,7 +227,7 @@ class Tiles(TileLoops):
 
     def _iterations(self) -> int:
         """About how many there are; 0, very many."""
-        known = [self.known(e) for e in self.nest.extents]
+        known = [self.nest.known(e) for e in self.nest.extents]
         return prod(n or self.magnitude(e)[0] for n, e in zip(known, self.nest.extents))
 
     def _turns(self, around: Sequence[ast.For], size: int, inner: int) -> int:
@@ -237,7 +237,7 @@ class Tiles(TileLoops):
 
     def _trips(self, chain: Sequence[ast.For]) -> int:
         """Of all loops that go along a row or down a column; very many where that is not known."""
-        known = [self.known(self._extent(s)) for s in chain]
+        known = [self.nest.known(self._extent(s)) for s in chain]
         return prod(_HUGE if n is None else n for n in known)
 
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:
@@ -284,7 +284,8 @@ class Tiles(TileLoops):
         other threads of their block may have written them, behind which it meets."""
         found = [e for e in nests.elements_of(*self.nest.body) if nests.tensor_of(e) == tensor]
         texts = [[*map(ast.unparse, nests.indices_of(e))] for e in found]
-        several = (i for i, e in zip(self.nest.indices, self.nest.extents) if self.known(e) != 1)
+        extents = zip(self.nest.indices, self.nest.extents)
+        several = (i for i, e in extents if self.nest.known(e) != 1)
         for i in several:
             if not set.intersection(*({d for d, x in enumerate(t) if x == i} for t in texts)):
                 return False
