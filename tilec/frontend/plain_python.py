@@ -151,6 +151,7 @@ IN_THE_LANGUAGE = frozenset(
         "tilec.frontend.decoders",
         "tilec.frontend.python_numbers",
         "tilec.frontend.builtins.formulas",
+        "tilec.frontend.builtins.random",
         "tilec.intrinsics.mfma",
     }
 )

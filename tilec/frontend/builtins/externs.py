@@ -17,7 +17,7 @@ from tilec.frontend.builtins.asm import meaning
 from tilec.frontend.builtins.pointers import moved, place_of
 from tilec.frontend.builtins.rounding import cast
 from tilec.frontend.builtins.scalar import find_first_set, permuted_bytes, upper_product
-from tilec.frontend.builtins.table import BUILTINS, Call, builtin, dtype_at
+from tilec.frontend.builtins.table import BUILTINS, Call, builtin, dtype_at, traced
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.extern_names import Known, known, names
 from tilec.frontend.lanes import lanewise
@@ -308,21 +308,19 @@ def _compute(t: Expressions, c: Call, found: Known, values: Sequence[Scalar]) ->
         assert found.result is not None
         return t.emit_scalar(Bitcast, x.value, found.result)
     if word == "ffs":
-        return find_first_set(t, x)
+        return traced(t, find_first_set, x)
     if word == "mulhi":
-        return upper_product(t, x, values[1])
+        return traced(t, upper_product, *values)
     if word == "byte_perm":
-        return permuted_bytes(t, x, values[1], values[2])
+        return traced(t, permuted_bytes, *values)
     assert word == "dp4a"
-    return _dp4a(t, values)
+    return traced(t, _dp4a, *values)
 
 
-def _dp4a(t: Expressions, values: Sequence[Scalar]) -> Scalar:
-    a, b, total = values
-    for byte in range(4):
-        lifted = (t.binary("shl", x, 24 - 8 * byte) for x in (a, b))
-        x, y = (t.binary("shr", v, 24) for v in lifted)
-        total = t.run_time(t.binary("add", total, t.binary("mul", x, y)))
+def _dp4a(a, b, total):  # type: ignore[no-untyped-def]
+    """In the language of kernels."""
+    for up in (24, 16, 8, 0):
+        total = total + ((a << up) >> 24) * ((b << up) >> 24)
     return total
 
 

@@ -241,6 +241,11 @@ def emits(op: type[Op], *fields: object) -> Handler:
     return handler
 
 
+def traced(t: Expressions, function: Callable[..., Any], *values: object) -> Scalar:
+    """The number that a function in the language of kernels gives."""
+    return t.run_time(t.number(t.trace_function(function, [*values], {}), "the result"))
+
+
 @cache
 def parameters_of(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """A builtin's parameters."""

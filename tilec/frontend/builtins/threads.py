@@ -10,7 +10,7 @@ from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.scalar import block_index, index_of_thread, thread_along
-from tilec.frontend.builtins.table import Call, builtin, emits
+from tilec.frontend.builtins.table import Call, builtin, emits, traced
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
 from tilec.frontend.index import Reach
@@ -390,7 +390,7 @@ def _counted(t: Expressions, c: Call) -> Number:
     c.of("threads")
     said = t.select(_holds(t, c), t.constant(1, INT32), 0)
     warps = -(-math.prod(_shape(t, c)) // t.warp_size)
-    return t.number(t.trace_function(_count, [said, warps], {}), "the count")
+    return traced(t, _count, said, warps)
 
 
 builtin(T.syncthreads_count)(lambda t, c: _counted(t, c))
