@@ -243,7 +243,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
     def rows(self) -> ast.With | None:
         """Lanes of a warp for each iteration, if it goes along rows; see `rows`."""
         threads, lanes = self.asked or _THREADS, self.nest.lanes
-        if threads % lanes:
+        if not lanes or threads % lanes:
             return None
         lane = self._fresh("lane")
         body = Rows(self.nest, self.language, lane, self._fresh).body()
@@ -252,19 +252,19 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
         self.given |= {"BODY": body, "LANE": lane}
         return self._one_by_one(threads // lanes, "T.get_warp_idx()", "LANE = T.get_lane_idx()")
 
-    def tiles(
-        self, inner: Sequence[Inner], across: str, limits: Sequence[int], together: int
-    ) -> ast.With | None:
-        """Tiles of several iterations, if they go along rows or down columns; see `tiles`. `inner`:
-        the sums of products for which names stand, `across`: the index of columns that these share;
-        `limits`: how many iterations there are at most, `together`: blocks that run at once."""
+    def tiles(self, inner: Sequence[Inner] = (), across: str = "") -> ast.With | None:
+        """Tiles of several iterations, if they go along rows or down columns, and lanes may share
+        these; see `tiles`. `inner`: the sums of products for which names stand, `across`: the index
+        of columns that these share."""
+        if not self.nest.lanes:
+            return None
         ours = "block", "part", "combined", "scan"
         block, part, combined, scanned = map(self._fresh, ours)
         used = self.used
         writer = Tiles(
             self.nest, self.language, "", self._fresh, block=block, part=part, combined=combined,
             scan=scanned, totals=frozenset(x for i in inner for x in i.names.values()),
-            gemms=Inners(self, inner).gemms, across=across, limits=limits, together=together,
+            gemms=Inners(self, inner).gemms, across=across,
         )  # fmt: skip
         found = writer.tiled()
         if found is None or found.threads != (self.asked or found.threads):

@@ -17,7 +17,7 @@ from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.groups import by_one_row, in_groups
-from tilec.frontend.whole_loops.inner import Inner, without_sums
+from tilec.frontend.whole_loops.inner import without_sums
 from tilec.frontend.whole_loops.missed import missed_product
 from tilec.frontend.whole_loops.operands import Operand, Tiling
 from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
@@ -67,7 +67,8 @@ class WholeLoops(Tilings):
         assert read is not None, "the signature has seen it"
         nest = replace(
             read, dtype_of=self._dtype_of, decided=self._decided, about=self._about,
-            known=self._static, lanes=self.row_lanes, index=self.index_dtype,
+            known=self._static, limit=self._limit, lanes=self.row_lanes, together=self.together,
+            index=self.index_dtype,
         )  # fmt: skip
         self.whole_indices, self.whole_extents = nest.indices, nest.extents
         extents = [self.expression(e) for e in nest.extents]
@@ -111,9 +112,7 @@ class WholeLoops(Tilings):
         if inner is not None:
             return inner
         self._tell_missed(typed, nest)
-        made = self._of_pairs(blocks) or self._over_tiles(blocks)
-        if made is None and self.row_lanes:
-            made = blocks.rows()
+        made = self._of_pairs(blocks) or blocks.tiles() or blocks.rows()
         return self._by_threads(node, nest) if made is None else (made, blocks.names)
 
     def _summed(
@@ -217,7 +216,7 @@ class WholeLoops(Tilings):
                 apart = [i for i in typed.indices if i not in shared]
                 for across in (*apart, *[""] * (rows is whole)):
                     blocks = Blocks(node, typed, self._used_names(), self.threads)
-                    made = self._over_tiles(blocks, found[1], across)
+                    made = blocks.tiles(found[1], across)
                     if made is not None:
                         return made, blocks.names
         return None
@@ -260,7 +259,7 @@ class WholeLoops(Tilings):
         if found is None:
             return None
         blocks = Blocks(node, found, used | {*found.indices}, self.threads)
-        made = self._over_tiles(blocks)
+        made = blocks.tiles()
         return None if made is None else (made, blocks.names)
 
     def _is_inside(self, p: Product, column: str) -> bool:
@@ -294,14 +293,6 @@ class WholeLoops(Tilings):
         sizes = {"BM": side, "BN": side, "BK": 32}
         given = {x: ast.Constant(n) for x, n in sizes.items()}
         return blocks.product([found], [found.tiling], given, True)
-
-    def _over_tiles(
-        self, blocks: Blocks, inner: Sequence[Inner] = (), across: str = ""
-    ) -> ast.With | None:
-        """A nest whose loops go along rows or columns of tiles; `inner`: sums that they have,
-        `across`: the index of columns that share these."""
-        limits = tuple(map(self._limit, blocks.nest.extents)) if self.row_lanes else ()
-        return blocks.tiles(inner, across, limits, self.together) if self.row_lanes else None
 
     def _product(self, nest: nests.Nest, used: set[str]) -> Product | None:
         return find_product(nest, lambda base: nests.fresh_name(base, used))

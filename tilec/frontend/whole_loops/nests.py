@@ -43,7 +43,8 @@ class Nest:
     """Perfectly nested T.Parallel loops: indices, extents, the innermost body. And what is known of
     syntax in it: what is `named`, what a dtype as it is written means, whether a condition is
     `decided` before the kernel runs, about how large an extent is (0: larger than all known
-    lengths) and what divides it, and what it is if that is `known`. `lanes` may share an iteration;
+    lengths) and what divides it, what it is if that is `known`, and what it does not exceed (its
+    `limit`, 0 where nobody knows). `lanes` may share an iteration, `together` blocks run at once;
     indices have the dtype `index`."""
 
     indices: tuple[str, ...]
@@ -54,7 +55,9 @@ class Nest:
     decided: Decided = lambda test: None
     about: Callable[[ast.expr], tuple[int, int]] = lambda extent: (0, 1)
     known: Callable[[ast.expr], int | None] = lambda extent: None
+    limit: Callable[[ast.expr], int] = lambda extent: 0
     lanes: int = 1
+    together: int = 0
     index: DType = INT32
 
     def length(self, extent: ast.expr) -> int:

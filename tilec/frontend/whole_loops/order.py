@@ -32,13 +32,13 @@ from typing import Any
 from tilec.frontend.values import Scalar
 from tilec.frontend.whole_loops.anew import BeginsAnew
 from tilec.frontend.whole_loops.counting import counted_from, number_in, plus
-from tilec.frontend.whole_loops.joined import DtypeBehind, Joined
+from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.joined import joined
 from tilec.frontend.whole_loops.nests import (
     Nest,
     Put,
     chain_of,
     changed_by,
-    declared,
     fresh_name,
     index_of,
     stored_tensors,
@@ -234,20 +234,18 @@ def _assigned(target: ast.expr) -> str:
     return ""
 
 
-def in_order(nest: Nest, dtype: DtypeBehind, language: str) -> Nest:
-    """The nest with its loops in order. `dtype`: that of an expression behind statements, where it
-    is known; `language` stands for `tilec.language`."""
-    simple = _Simple(nest, dtype, language)
-    return replace(nest, body=tuple(map(simple.statement, nest.body)))
+def in_order(folds: Folds) -> Nest:
+    """The nest of what reads folds, with its loops in order."""
+    return replace(folds.nest, body=tuple(map(_Simple(folds).statement, folds.nest.body)))
 
 
 class _Simple:
     """`kept`: the variables that loops may fold into, with their dtypes; `names`: all in a nest."""
 
-    def __init__(self, nest: Nest, dtype: DtypeBehind, language: str) -> None:
-        self.kept, self.dtype_of = declared(nest), nest.dtype_of
-        self.dtype, self.language = dtype, language
-        self.names = [n.id for n in name_nodes(*nest.body)]
+    def __init__(self, folds: Folds) -> None:
+        self.folds, self.kept, self.language = folds, folds.sums, folds.language
+        self.dtype, self.dtype_of = folds.dtype, folds.nest.dtype_of
+        self.names = [n.id for n in name_nodes(*folds.nest.body)]
 
     def statement(self, s: ast.stmt) -> ast.stmt:
         match s:
@@ -268,7 +266,7 @@ class _Simple:
         body = list[ast.stmt]()
         for t in chain[-1].body:
             body += self.chosen(t, body) or self.parts(t)
-        body = Joined(self.kept, self.dtype_of, self.dtype, self.language).of(body)
+        body = joined(body, self.folds)
         if not any(c.orelse for c in chain):
             chain = _as_in_memory(chain)
         for c in reversed(chain):

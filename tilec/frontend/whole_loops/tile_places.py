@@ -53,8 +53,6 @@ class TilePlaces(Scans):
     parts: int = 1
     meets: bool = False  # blocks that share iterations, behind each loop
     in_a_row: bool = False  # of which each has tiles that follow one another
-    limits: Sequence[int] = ()  # how many iterations there are at most, of each index; 0: unknown
-    together: int = 0  # blocks that run at once
     o: str = ""
     n: str = ""
     step: str = ""

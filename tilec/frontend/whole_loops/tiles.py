@@ -82,8 +82,7 @@ class Tiles(TileLoops):
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
         self.nest = in_variables(self.nest, self.language, self.fresh)
-        known = replace(self, sums=nests.declared(self.nest))
-        self.nest = in_order(self.nest, known.dtype, self.language)
+        self.nest = in_order(self._declared())
         if self.across and not self._go_across(128 if self.nest.lanes == 32 else 64):
             return None
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
@@ -138,7 +137,7 @@ class Tiles(TileLoops):
         parts = 1 if self.across else self._parts(loops, most)
         if parts == 1 and self._may_meet(loops):
             turns = max(self._turns(a, n or _VERY_LONG, min(tile[1], _TILE)) for a, _, n in found)
-            few = self.together // self._groups(columns, tile[0])
+            few = self.nest.together // self._groups(columns, tile[0])
             if (most := min(few, turns // _STEPS, _MOST_PARTS)) >= _LEAST_PARTS:
                 parts, self.meets = most, True
                 if tile[1] > _TILE:
@@ -304,7 +303,7 @@ class Tiles(TileLoops):
 
     def _may_meet(self, loops: Sequence[ast.For]) -> bool:
         """Whether blocks that share iterations may wait for one another behind each loop."""
-        known = replace(self, sums=nests.declared(self.nest))
+        known = self._declared()
         running = [s for s in loops if self._is_running(s)]
         if self.across or not all(known._is_cut(s) for s in running):
             return False
@@ -323,20 +322,24 @@ class Tiles(TileLoops):
     def _groups(self, alone: bool, outer: int) -> int:
         """How many blocks there are at most that share nothing; as good as all where nobody
         knows."""
-        if 0 in self.limits:
+        *others, last = map(self.nest.limit, self.nest.extents)
+        if 0 in (*others, last):
             return _HUGE
         if alone or self.totals:
-            return prod(self.limits[:-1]) * -(-self.limits[-1] // outer)
-        return -(-prod(self.limits) // outer)
+            return prod(others) * -(-last // outer)
+        return -(-prod([*others, last]) // outer)
+
+    def _declared(self) -> Tiles:
+        """This, as if all variables had been read."""
+        return replace(self, sums=nests.declared(self.nest))
 
     def _kind(self, s: ast.stmt) -> str:
         """How a statement of a loop folds, "" where it does not."""
-        found = replace(self, sums=nests.declared(self.nest))._fold(s)
+        found = self._declared()._fold(s)
         return "" if found is None else found[1]
 
     def _is_running(self, loop: ast.For) -> bool:
-        known = replace(self, sums=nests.declared(self.nest))
-        return bool(known._running(nests.chain_of(loop)))
+        return bool(self._declared()._running(nests.chain_of(loop)))
 
     def _store(self, statements: Sequence[ast.stmt]) -> bool:
         """Whether any of them writes an element: of blocks that share columns one alone may."""
