@@ -109,10 +109,9 @@ def find_shared_update(loop: Parallel, places: Container[Loc], forms: Forms) -> 
         return None
     known = evaluate(loop, forms)
     for place, indices in suspects:
-        apart = _tell_apart(indices, loop, forms)
-        found = None if apart else rows_of(indices, known, count, forms)
-        if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
-            return place
+        if not _tell_apart(indices, loop, forms):
+            if are_apart(indices, known, count, forms) is False:
+                return place
     return None
 
 
@@ -251,6 +250,14 @@ def rows_of(
         return None
     rows = np.stack([np.broadcast_to(f.array, (count,)) for f in found if f is not None], axis=1)
     return _Elements(rows, tuple(f.bases for f in found if f is not None))
+
+
+def are_apart(
+    indices: Sequence[Value], known: dict[Value, _Index | None], count: int, forms: Forms
+) -> bool | None:
+    """Whether all iterations have elements of their own; None where that cannot be computed."""
+    found = rows_of(indices, known, count, forms)
+    return None if found is None else len(np.unique(row_keys(found.rows)[0])) == count
 
 
 def row_keys(*rows: Any) -> list[Any]:
