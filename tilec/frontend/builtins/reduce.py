@@ -13,7 +13,6 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.scalar import index_of_thread
 from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.overlaps import check_overlap
 from tilec.frontend.values import (
     AttrHeader,
     Buffer,
@@ -179,7 +178,7 @@ def _scan(t: Expressions, c: Call, kind: str, begins: Tile | None = None) -> Non
         if tile.buffer.type.dtype is BOOL:
             hint = "copy it to a tile of int32 first"
             raise t.error(f"T.{c.builtin} is of numbers, not of {describe(tile.buffer)}", hint)
-    check_overlap(t, f"T.{c.builtin} of {t.tile_text(source)}", source, dest)
+    t.check_overlap(f"T.{c.builtin} of {t.tile_text(source)}", source, dest)
     reverse = c.flag("reverse")
     cut = None if begins is None else t.box(begins)
     t.emit(Scan, t.box(source), t.box(dest), dim, kind, reverse=reverse, begins=cut)

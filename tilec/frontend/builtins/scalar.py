@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
-from tilec.frontend.builtins.fast import fast_math
+from tilec.frontend.builtins.formulas import fast_math
 from tilec.frontend.builtins.lanes import reinterpreted
 from tilec.frontend.builtins.table import Call, builtin, dtype_at, traced
 from tilec.frontend.expressions import Expressions

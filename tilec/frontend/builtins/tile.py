@@ -14,7 +14,6 @@ from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
-from tilec.frontend.overlaps import check_overlap, same_memory
 from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
@@ -142,7 +141,7 @@ def copy(t: Expressions, c: Call) -> None:
         copy_open(t, c, *closed(t, c))
         return
     source, dest = c.tiles()
-    check_overlap(t, f"T.copy of {t.tile_text(source)}", source, dest)
+    t.check_overlap(f"T.copy of {t.tile_text(source)}", source, dest)
     if is_placed(t, source, dest):
         copy_elements(t, source, dest)
         return
@@ -259,7 +258,7 @@ def multiply(
 
 def _beside(t: Expressions, operand: Tile, acc: Tile) -> Tile:
     """An operand of a product, as it is before the product changes it: a copy, where it is C."""
-    if not same_memory(t, operand, acc):
+    if not t.same_memory(operand, acc):
         return operand
     copy = t.allocated(operand.extents[-2:], operand.buffer.dtype, "fragment")
     copy.value.name = operand.buffer.name

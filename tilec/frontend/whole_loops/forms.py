@@ -18,12 +18,12 @@ from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with
 from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.groups import by_one_row, in_groups
 from tilec.frontend.whole_loops.inner import without_sums
-from tilec.frontend.whole_loops.missed import missed_product
 from tilec.frontend.whole_loops.operands import Operand, Tiling
 from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
 from tilec.frontend.whole_loops.pairs import Pairs, find_pairs
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.frontend.whole_loops.products import Product, find_product
+from tilec.frontend.whole_loops.reader import missed_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.frontend.whole_loops.tilings import LEAST, USUAL, Tilings
 from tilec.ir.errors import PerformanceWarning, warn

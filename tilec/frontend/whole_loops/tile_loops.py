@@ -85,7 +85,7 @@ class TileLoops(SharedScans):
                 continue
             if (pick := self._pick(s, chain)) is not None:
                 if self.frozen.isdisjoint({pick.best, pick.at}):
-                    made = self._looked_for(pick, s)
+                    made = self._looked_for(pick, s, loop)
             elif (fold := self._fold(s)) is None:
                 made = self._done(s, loop)
                 names.append((s, made.whole[0]))
@@ -204,7 +204,7 @@ class TileLoops(SharedScans):
         begun = f"{self.held[name]}[{self.o}]"
         return f"{t}.if_then_else({t}.isnan({begun}), {begun}, {place})"
 
-    def _looked_for(self, p: Pick, s: ast.stmt) -> Fold | None:
+    def _looked_for(self, p: Pick, s: ast.stmt, loop: ast.For) -> Fold | None:
         """The place of an element: each element of a tile has its own, then the first or last of
         those that are the most is it."""
         t, o, (shape, place) = self.language, self.o, self._tile()
@@ -244,7 +244,7 @@ for {o} in {t}.Parallel({self.outer}):
     {kept}[{o}] = {t}.if_then_else({better}, {at}[{o}], {kept}[{o}])
     {best}[{o}] = {t}.if_then_else({better}, {got}[{o}], {best}[{o}])
 """
-        looked, settled = parsed(last, s), parsed(behind, s)
+        looked, settled = parsed(last, loop), parsed(behind, loop)
         return Fold(
             parsed("\n".join(before), s), [whole], [edge], after=after, found=looked, place=at,
             of_equal=of_equal, settled=settled,
