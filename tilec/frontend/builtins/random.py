@@ -82,7 +82,7 @@ def _word(t: Expressions, c: Call, name: str) -> Scalar:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _philox(seed, seq, number):  # type: ignore[no-untyped-def]
+def _philox(seed: Any, seq: Any, number: Any) -> Any:
     """In the language of kernels: the four words of a counter, `number` in its lower half, `seq` in
     its upper."""
     counter = [T.uint32(number), T.uint32(number >> 32), T.uint32(seq), T.uint32(seq >> 32)]
@@ -96,7 +96,7 @@ def _philox(seed, seq, number):  # type: ignore[no-untyped-def]
     return counter
 
 
-def _words_at(seed, seq, off, at, count):  # type: ignore[no-untyped-def]
+def _words_at(seed: Any, seq: Any, off: Any, at: Any, count: Any) -> Any:
     """In the language of kernels: `count` words of a stream, the first `at` words behind `off`."""
     at = off + at
     words = [w for n in ([0] if count == 1 else [0, 1]) for w in _philox(seed, seq, (at >> 2) + n)]
