@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -307,14 +307,7 @@ def _compute(t: Expressions, c: Call, found: Known, values: Sequence[Scalar]) ->
     if word == "bits":
         assert found.result is not None
         return t.emit_scalar(Bitcast, x.value, found.result)
-    if word == "ffs":
-        return traced(t, find_first_set, x)
-    if word == "mulhi":
-        return traced(t, upper_product, *values)
-    if word == "byte_perm":
-        return traced(t, permuted_bytes, *values)
-    assert word == "dp4a"
-    return traced(t, _dp4a, *values)
+    return traced(t, _WRITTEN[word], *values)
 
 
 def _dp4a(a, b, total):  # type: ignore[no-untyped-def]
@@ -322,6 +315,11 @@ def _dp4a(a, b, total):  # type: ignore[no-untyped-def]
     for up in (24, 16, 8, 0):
         total = total + ((a << up) >> 24) * ((b << up) >> 24)
     return total
+
+
+_WRITTEN: dict[str, Callable[..., Any]] = {
+    "byte_perm": permuted_bytes, "dp4a": _dp4a, "ffs": find_first_set, "mulhi": upper_product,
+}  # fmt: skip
 
 
 # --- others ---------------------------------------------------------------------------------------
