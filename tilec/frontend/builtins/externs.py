@@ -62,7 +62,9 @@ builtin(T.import_source)(lambda t, c: import_text(t, c, "source"))
 # --- calls ----------------------------------------------------------------------------------------
 
 
-def _call(t: Expressions, c: Call) -> object:
+@builtin(T.call_extern, T.call_pure_extern, T.call_intrin)
+@builtin(T.call_llvm_intrin, T.call_llvm_pure_intrin)
+def call(t: Expressions, c: Call) -> object:
     given = list(c["args"])
     dtype = c["dtype"]
     if dtype is None and given:
@@ -107,16 +109,6 @@ def _call(t: Expressions, c: Call) -> object:
     if found.word == "load":
         return _load(t, c, name, wanted, given[0])
     return _number(t, c, name, found, wanted, given)
-
-
-for _word in (
-    T.call_extern,
-    T.call_pure_extern,
-    T.call_intrin,
-    T.call_llvm_intrin,
-    T.call_llvm_pure_intrin,
-):
-    builtin(_word)(_call)
 
 
 def _result(t: Expressions, c: Call, dtype: object) -> DType | VectorDType | None:

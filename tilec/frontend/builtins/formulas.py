@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin, named
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.types import FLOAT32, FLOAT64, DType
@@ -270,14 +270,11 @@ FORMULAS: tuple[Callable[..., Any], ...] = (
 _BY_NAME = {f.__name__: f for f in FORMULAS}
 
 
-def _formula(t: Expressions, c: Call) -> Number:
+@builtin(*named("{}", _BY_NAME))
+def formula(t: Expressions, c: Call) -> Number:
     modes = "rounding_mode"
     values: list[object] = [c.choice(n, _MODES) if n == modes else c.number(n) for n in c.values]
     return t.number(t.trace_function(_BY_NAME[c.builtin], values, {}), "the result")
-
-
-for _name in _BY_NAME:
-    builtin(getattr(T, _name))(_formula)
 
 
 # --- the hardware's fast functions ----------------------------------------------------------------
@@ -341,11 +338,8 @@ def _operand(t: Expressions, c: Call, name: str) -> Scalar:
     return t.convert(given, FLOAT32)
 
 
-def _fast(t: Expressions, c: Call) -> Scalar:
+@builtin(*named("{}", _FAST))
+def fast(t: Expressions, c: Call) -> Scalar:
     dtypes: list[DType] = [x.dtype for x in c.values.values() if isinstance(x, Scalar)]
     made = _FAST[c.builtin](t, *(_operand(t, c, n) for n in c.values))
     return t.convert(made, max(dtypes, key=lambda d: d.bits, default=FLOAT32))
-
-
-for _name in _FAST:
-    builtin(getattr(T, _name))(_fast)

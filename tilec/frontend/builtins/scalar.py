@@ -178,17 +178,14 @@ def reinterpret(t: Expressions, c: Call) -> Scalar | Lanes | None:
 # --- builtins that compute at compile time --------------------------------------------------------
 
 
-def _run(t: Expressions, c: Call) -> object:
+@builtin(T.infinity, T.max_value, T.min_value, T.dynamic, T.const)
+def run(t: Expressions, c: Call) -> object:
     function = getattr(T, c.builtin)
     try:
         return function(**c.values)
     except (CompileError, AttributeError, TypeError) as e:
         message = e.message if isinstance(e, CompileError) else f"T.{c.builtin}: {e}"
         raise t.error(message, getattr(e, "hint", "")) from None
-
-
-for _builtin in (T.infinity, T.max_value, T.min_value, T.dynamic, T.const):
-    builtin(_builtin)(_run)
 
 
 # --- printing -------------------------------------------------------------------------------------

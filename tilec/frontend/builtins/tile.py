@@ -46,7 +46,8 @@ _SCOPES = {
 }
 
 
-def _alloc(t: Expressions, c: Call) -> Buffer:
+@builtin(T.alloc_shared, T.alloc_fragment, T.alloc_local)
+def alloc(t: Expressions, c: Call) -> Buffer:
     space, scopes = _SCOPES[c.builtin]
     if space != "local":
         c.of("tiles")
@@ -60,11 +61,6 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
     one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
     shape, dtype = (1,) if one else c.shape("shape"), c.dtype("dtype")
     return t.allocated(shape, dtype, space, node=c.node if space == "shared" else None)
-
-
-builtin(T.alloc_shared)(_alloc)
-builtin(T.alloc_fragment)(_alloc)
-builtin(T.alloc_local)(_alloc)
 
 
 @builtin(T.alloc_var)
@@ -201,8 +197,7 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
 # --- products -------------------------------------------------------------------------------------
 
 
-@builtin(T.wgmma_gemm, of="tiles")
-@builtin(T.gemm, of="tiles")
+@builtin(T.gemm, T.wgmma_gemm, of="tiles")
 def gemm(t: Expressions, c: Call) -> None:
     a, b = factor(t, c, "A"), factor(t, c, "B")
     acc, place = accumulator(t, c)

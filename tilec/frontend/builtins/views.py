@@ -21,8 +21,7 @@ from tilec.ir.types import INT8, INT32, ON_CHIP, UINT8, BufferType, DType, Exten
 UNNAMED = "_"  # an extent that no size parameter holds
 
 
-@builtin(T.reshape)
-@builtin(T.view)
+@builtin(T.view, T.reshape)
 def view(t: Expressions, c: Call) -> Buffer | None:
     if c["src"] is None and t.options.tilelang:
         return None  # of a tensor that this variant does not have
