@@ -243,9 +243,8 @@ def _to_several(t: Expressions, c: Call, source: Tile, dest: Tile, policy: str) 
     t.emit(ops.Copy, t.box(source), t.box(dest), eviction_policy=policy)
 
 
-@builtin(T.tma_store_wait, of="threads")
-def tma_store_wait(t: Expressions, c: Call) -> None:
-    t.emit(ops.TmaStoreWait, c.integer("count", 0), c.flag("read"))
+_waits = emits(ops.TmaStoreWait, lambda c: c.integer("count", 0), lambda c: c.flag("read"))
+builtin(T.tma_store_wait, of="threads")(_waits)
 
 
 @builtin(T.async_copy, of="tiles")
@@ -259,22 +258,15 @@ def async_copy(t: Expressions, c: Call) -> None:
 
 
 builtin(T.ptx_commit_group, of="threads")(emits(ops.CpAsyncCommit))
-
-
-@builtin(T.ptx_wait_group, of="threads")
-def wait_group(t: Expressions, c: Call) -> None:
-    t.emit(ops.CpAsyncWait, c.integer("num", 0))
+builtin(T.ptx_wait_group, of="threads")(emits(ops.CpAsyncWait, lambda c: c.integer("num", 0)))
 
 
 # --- products -------------------------------------------------------------------------------------
 
 
-def _wait_products(t: Expressions, c: Call, name: str) -> None:
-    t.emit(ops.WgmmaWait, c.integer(name, 0), ())
-
-
-builtin(T.wait_wgmma, of="tiles")(lambda t, c: _wait_products(t, c, "id"))
-builtin(T.warpgroup_wait, of="tiles")(lambda t, c: _wait_products(t, c, "num_mma"))
+@builtin(T.wait_wgmma, T.warpgroup_wait, of="tiles")
+def wait_products(t: Expressions, c: Call) -> None:
+    t.emit(ops.WgmmaWait, c.integer("id" if "id" in c.values else "num_mma", 0), ())
 
 
 # --- groups of threads ----------------------------------------------------------------------------

@@ -238,11 +238,11 @@ def named(pattern: str, names: Iterable[str]) -> Iterator[Callable[..., Any]]:
     return (getattr(T, pattern.format(name)) for name in names)
 
 
-def emits(op: type[Op], *fields: object) -> Handler:
-    """The handler of a builtin that is an op."""
+def emits(op: type[Op], *fields: Callable[[Call], object]) -> Handler:
+    """The handler of a builtin that is an op, whose fields are read from the call."""
 
     def handler(t: Expressions, c: Call) -> None:
-        t.emit(op, *fields)
+        t.emit(op, *(read(c) for read in fields))
 
     return handler
 
