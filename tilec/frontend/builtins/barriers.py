@@ -46,7 +46,7 @@ def alloc_barrier(t: Expressions, c: Call) -> Buffer:
 
 
 @builtin(T.alloc_cluster_barrier)
-def alloc_cluster_barrier(t: Expressions, c: Call) -> Buffer:
+def alloc_cluster_barrier(t: Expressions, c: Call) -> object:
     in_cluster(t, c)
     return alloc_barrier(t, c)
 
