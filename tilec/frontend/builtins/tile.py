@@ -343,50 +343,44 @@ def check_dtypes(t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[T
 # --- annotations ----------------------------------------------------------------------------------
 
 
-def dict_entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.AST, ast.AST]:
-    """Where the key `buffer` of a dict stands, and its value (the dict, where it is not written
-    out)."""
-    place = c.place(name)
-    if isinstance(place, ast.Dict):
-        for k, v in zip(place.keys, place.values):
-            if isinstance(k, ast.Name) and t.names.get(k.id) is buffer:
-                return k, v
-    return place, place
+def buffer_dict(
+    t: Expressions, c: Call, name: str
+) -> list[tuple[Buffer, object, ast.AST, ast.AST]]:
+    """The keys and values of a dict of buffers, and where each of them stands (the dict, where it
+    is not written out)."""
+    got, place = c[name], c.place(name)
+    if not isinstance(got, dict):
+        message = f"T.{c.builtin} takes a dict of buffers, not {describe(got)}"
+        raise t.error(message, "write {buffer: …}", place)
+    written = [*zip(place.keys, place.values)] if isinstance(place, ast.Dict) else []
+    found = []
+    for key, value in got.items():
+        if not isinstance(key, Buffer):
+            message = f"a key of T.{c.builtin} is {describe(key)}, not a buffer"
+            raise t.error(message, "write the buffer itself, without quotes or index", place)
+        own = ((k, v) for k, v in written if isinstance(k, ast.Name) and t.names.get(k.id) is key)
+        found.append((key, value, *next(own, (place, place))))
+    return found
 
 
 @builtin(T.annotate_safe_value)
 def annotate_safe_value(t: Expressions, c: Call) -> None:
-    for buffer, value in buffer_dict(t, c, "values"):
+    for buffer, value, key, place in buffer_dict(t, c, "values"):
         if not buffer.is_global:
             message = f"{describe(buffer)} has no safe value; only tensor arguments have one"
-            hint = "annotate the tensor it is copied from"
-            raise t.error(message, hint, dict_entry(t, c, "values", buffer)[0])
+            raise t.error(message, "annotate the tensor it is copied from", key)
         if buffer.packed is not None:
             raise t.error(
                 f"{describe(buffer)} has no safe value but 0: its elements are narrower in memory",
                 "leave it out, and choose by T.if_then_else where elements are read",
-                dict_entry(t, c, "values", buffer)[0],
+                key,
             )
         number = t.number(value, "a safe value")
         if not isinstance(number, bool | int | float):
             message = f"the safe value of {buffer.name} is {describe(value)}; it must be a literal"
-            hint = "write a number that is known at compile time"
-            raise t.error(message, hint, dict_entry(t, c, "values", buffer)[1])
+            raise t.error(message, "write a number that is known at compile time", place)
         t.padded.add(buffer.value)
         t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
-
-
-def buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, object]]:
-    got = c[name]
-    if not isinstance(got, dict):
-        message = f"T.{c.builtin} takes a dict of buffers, not {describe(got)}"
-        raise t.error(message, "write {buffer: …}", c.place(name))
-    for key in got:
-        if not isinstance(key, Buffer):
-            message = f"a key of T.{c.builtin} is {describe(key)}, not a buffer"
-            hint = "write the buffer itself, without quotes or index"
-            raise t.error(message, hint, c.place(name))
-    return list(got.items())
 
 
 @builtin(T.use_swizzle, of="tiles")
