@@ -214,14 +214,8 @@ def _kind_of(text: str) -> type[ast.expr]:
 
 def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
     """The extent of a loop that counts from 0 by 1."""
-    if not isinstance(iterated, ast.Call) or iterated.keywords:
-        return None
-    if named(iterated.func) not in COUNTING:
-        return None
-    match iterated.args:
-        case [extent]:
-            return extent
-        case [ast.Constant(0), extent]:
+    match iterated:
+        case ast.Call(f, [extent] | [ast.Constant(0), extent], []) if named(f) in COUNTING:
             return extent
     return None
 
