@@ -17,7 +17,6 @@ from tilec.frontend.builtins import (  # noqa: F401 (they fill the table of buil
     atomic,
     barriers,
     externs,
-    fast,
     header,
     layout,
     matrices,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from tilec import language as T
 from tilec.builtins import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
@@ -221,24 +222,34 @@ BUILTINS: dict[Callable[..., Any], Builtin] = {}
 
 
 def builtin(
-    function: Callable[..., Any], raw: bool = False, of: str = ""
+    *functions: Callable[..., Any], raw: bool = False, of: str = ""
 ) -> Callable[[Handler], Handler]:
-    """Make the decorated function the handler of a builtin of the language."""
+    """Make the decorated function the handler of builtins of the language."""
 
     def register(handler: Handler) -> Handler:
-        BUILTINS[function] = Builtin(function.__name__, handler, raw, of)
+        BUILTINS.update((f, Builtin(f.__name__, handler, raw, of)) for f in functions)
         return handler
 
     return register
 
 
-def emits(op: type[Op], *fields: object) -> Handler:
-    """The handler of a builtin that is an op."""
+def named(pattern: str, names: Iterable[str]) -> Iterator[Callable[..., Any]]:
+    """The builtins whose names are those of a kind, "reduce_{}", say."""
+    return (getattr(T, pattern.format(name)) for name in names)
+
+
+def emits(op: type[Op], *fields: Callable[[Call], object]) -> Handler:
+    """The handler of a builtin that is an op, whose fields are read from the call."""
 
     def handler(t: Expressions, c: Call) -> None:
-        t.emit(op, *fields)
+        t.emit(op, *(read(c) for read in fields))
 
     return handler
+
+
+def traced(t: Expressions, function: Callable[..., Any], *values: object) -> Scalar:
+    """The number that a function in the language of kernels gives."""
+    return t.run_time(t.number(t.trace_function(function, [*values], {}), "the result"))
 
 
 @cache
