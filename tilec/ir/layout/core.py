@@ -364,12 +364,12 @@ class Layout:
             if digits:
                 parts.append(f"{owner} {' '.join(digits)}")
         if any(a > 1 for a in self.atom):
-            parts.append(f"atom {_dims(self.atom)}")
+            parts.append(f"atom {dims_text(self.atom)}")
         if self.pad is not None:
             parts.append(f"pad {self.pad[0]}+{self.pad[1]}")
         if self.align != 16:
             parts.append(f"align {self.align}")
-        return f"{_dims(self.shape)}[{', '.join(parts)}]"
+        return f"{dims_text(self.shape)}[{', '.join(parts)}]"
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -431,7 +431,8 @@ def _constant(layout: Layout, _arguments: str) -> Layout:
     return layout
 
 
-def _dims(extents: tuple[int, ...]) -> str:
+def dims_text(extents: tuple[int, ...]) -> str:
+    """`64x32`, `()` for no dimension."""
     return "x".join(map(str, extents)) or "()"
 
 
