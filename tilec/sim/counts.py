@@ -12,7 +12,7 @@ l1tex__t_sectors_pipe_lsu_mem_global of Nsight Compute.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.sim.clocks import Ints
 from tilec.sim.threads import Threads
+from tilec.support.rich import aligned
 
 SECTOR_BYTES = 32
 MOST_PATTERNS = 4096  # of addresses, whose costs are kept
@@ -187,25 +188,14 @@ class Counts:
         titles, rows = self.cells(sources)
         if not rows:
             return ""
-        widths = [max(map(len, column)) for column in zip(titles[:-1], *(r[:-1] for r in rows))]
-        head = "  ".join(t.rjust(w) for t, w in zip(titles, widths))
+        head, *made = aligned(rows, titles, right=range(len(titles) - 1)).split("\n")
         out, file = list[str](), None
-        for line, (*row, text) in zip(self.lines, rows):
+        for line, text in zip(self.lines, made):
             if line.loc.file != file:
                 file = line.loc.file
-                out += [f"{head}  line of {file}"]
-            cells = "  ".join(cell.rjust(w) for cell, w in zip(row, widths))
-            out.append(f"{cells}  {text}".rstrip())
+                out.append(f"{head} of {file}")
+            out.append(text)
         return "\n".join(out)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The lines as plain data."""
-        return [asdict(line) for line in self.lines]
-
-    @staticmethod
-    def from_json(content: Iterable[Mapping[str, Any]]) -> Counts:
-        """What `to_json` gave."""
-        return Counts(LineCount(**{**c, "loc": Loc.from_json(c["loc"])}) for c in content)
 
 
 # --- costs of one access ---

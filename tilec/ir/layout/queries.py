@@ -138,12 +138,13 @@ def wavefronts(rows: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     if rows.shape[1] % together:
         together = rows.shape[1]
     groups = rows.reshape(-1, together, 1)
-    groups = groups[(groups >= 0).any(axis=1)[:, 0]]
+    groups = groups[np.any(groups >= 0, axis=(1, 2))]
     words = np.where(groups >= 0, groups // BANK_BYTES + np.arange(-(-size // BANK_BYTES)), -1)
     words = np.sort(words.reshape(len(groups), -1), axis=1)
     banks = words % BANKS + np.arange(len(words))[:, None] * BANKS
     count = np.bincount(banks[first_of_each(words)], minlength=len(words) * BANKS)
-    return count.reshape(-1, BANKS).max(axis=1)
+    most: NDArray[np.int64] = count.reshape(-1, BANKS).max(axis=1)
+    return most
 
 
 def first_of_each(rows: NDArray[np.int64]) -> NDArray[np.bool_]:
