@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import fit, reshaping
-from tilec.ir.layout.normal import OWNERS, Digit, is_inside, normal_form
+from tilec.ir.layout.normal import OWNERS, Digit, is_inside, normal_form, packed
 from tilec.ir.layout.terms import Term, forward_terms, inverse_terms, weighted
 
 __all__ = ["Layout"]
@@ -153,10 +153,7 @@ class Layout:
             for d, _ in self._weighted[owner]:
                 n = np.arange(d.radix, dtype=np.int32)[:, None]
                 if is_inside(d, self.atom):
-                    step, at = 0, 0
-                    for s, w in zip(d.step, widths):
-                        step |= s << at
-                        at += w
+                    step = packed(d.step, widths)
                     add, bits = np.tile(add, 2), (bits ^ n * np.int32(step)).ravel()
                 else:
                     step = sum(s * t for s, t in zip(d.step, self._strides))
@@ -171,11 +168,11 @@ class Layout:
     @functools.cached_property
     def _atom_flat(self) -> Ints:
         """Row-major number of the element at each packed atom coordinate."""
-        packed: Ints = np.arange(prod(self.atom), dtype=np.int32)
-        out: Ints = np.zeros_like(packed)
+        at: Ints = np.arange(prod(self.atom), dtype=np.int32)
+        out: Ints = np.zeros_like(at)
         for a, stride in zip(self.atom, self._strides):
-            out += packed % np.int32(a) * np.int32(stride)
-            packed //= np.int32(a)
+            out += at % np.int32(a) * np.int32(stride)
+            at //= np.int32(a)
         return out
 
     def table(self, *owners: str) -> Ints:
