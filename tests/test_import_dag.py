@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "codegen": ("target", "ir", "support.tools"),
     "sim": ("target", "ir", "support.progress", "support.rich"),
     "tune": ("target", "ir", "passes", "support.rich"),
-    "runtime": ("target", "ir.types", "ir.errors", "support.settings"),
+    "runtime": ("target", "ir.types", "ir.errors", "ir.stored", "support.settings"),
 }
 OPTIONAL = {"torch", "cuda", "hip"}  # may be absent, so they are imported where they are used
 
