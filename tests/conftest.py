@@ -79,12 +79,8 @@ def assembled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Passes and interpreters make many objects that live shortly: to look for cycles after every
-    700 of them, among thousands of tests that stay, takes a seventh of the time, and after every
-    100,000 a twentieth. What kernels keep goes without, see `_kept`."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(1_000_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,6 +89,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Passes and interpreters make many objects that live shortly: to look for cycles after every
+    700 of them, among thousands of tests that stay, takes a seventh of the time, and after every
+    100,000 a twentieth; of the collection of the tests, all of which stay, it takes a third. What
+    kernels keep goes without, see `_kept`."""
+    gc.set_threshold(1_000_000, 20, 20)
     config.pluginmanager.register(_Cells)
     if config.getoption("--on-gpu"):
         import on_gpu
