@@ -6,11 +6,7 @@ tests, thousands of times. So tests ask a process that was forked before there w
 
 Of objects for the CPU it optimises every fourth as tilec does (by the text, so that it is the same
 ones in every run), or all with `--every-cell`; the others by the passes that tilec falls back to,
-`scalar`, which take half as long. What LLVM makes of the text is read as it is anywhere.
-
-Whoever asks for a text's object and then for its assembly, or for what the optimiser leaves, has
-the same text optimised each time, which takes longer than to make code of it: here it is optimised
-once."""
+`scalar`, which take half as long. What LLVM makes of the text is read as it is anywhere."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-import llvmlite.binding as llvm
-
 from tilec.codegen.isolated import Ended
 from tilec.ir.errors import InternalError
 from tilec.target import Target
@@ -35,7 +29,6 @@ from tilec.target import Target
 Made = tuple[bytes, dict[str, float]]
 MODULE: Any = importlib.import_module("tilec.codegen.assemble")
 ALONE: Callable[[str, Target, Any], Made] = MODULE._made
-KEPT = 4
 PARTS = ("_optimised", "_machine", "run_isolated", "_linked")
 """What tests put others in the place of, which the small process would not see."""
 
@@ -96,26 +89,6 @@ def _made(asked: tuple[str, Target, str]) -> Made:
         return MODULE._object(MODULE._machine(target), module), seconds
 
 
-_last: dict[tuple[Any, ...], bytes] = {}
-_optimised = MODULE._optimised
-
-
-def _optimised_once(
-    llvm_text: str, target: Target, seconds: dict[str, float], passes: str = "all"
-) -> Any:
-    """`assemble._optimised`, whose last results for GPUs are kept, as bitcode."""
-    asked = (llvm_text, target, passes)
-    if target.kind == "cpu":  # whose assembly few ask for
-        return _optimised(llvm_text, target, seconds, passes)
-    if asked in _last:
-        return llvm.parse_bitcode(_last[asked], llvm.create_context())
-    module = _optimised(llvm_text, target, seconds, passes)
-    if len(_last) == KEPT:
-        _last.pop(next(iter(_last)))
-    _last[asked] = module.as_bitcode()
-    return module
-
-
 def _serve(connection: Connection) -> None:
     """Answers what comes: by a child that goes on to the next where LLVM is done, since each new
     one takes 40 ms to come to where LLVM works; as tilec does, where that one cannot."""
@@ -157,7 +130,6 @@ class _Child:
         faulthandler.disable()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what ends it is said by the next
         MODULE.run_isolated = lambda make, what: make()
-        MODULE._optimised = _optimised_once
         with contextlib.suppress(EOFError, InternalError):
             while True:
                 connection.send(_made(connection.recv()))

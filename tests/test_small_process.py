@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
-import small_process
 from small_process import ALONE, MODULE, SmallProcess
 
 from tilec.codegen.isolated import Ended
 from tilec.ir.errors import InternalError
 from tilec.target import find_target
 
-CPU, GFX942 = find_target("cpu"), find_target("hip:gfx942")
+CPU = find_target("cpu")
 TEXT = "define void @f(ptr %p) {\n  store i32 NUMBER, ptr %p\n  ret void\n}\n"
 LOOP = """define void @f(ptr %p) {
 entry:
@@ -75,28 +73,3 @@ def test_most_objects_for_the_cpu_are_made_by_few_passes() -> None:
         assert 12 <= few < 24
     finally:
         small.end()
-
-
-def test_what_is_made_of_one_text_for_an_amd_gpu_is_optimised_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The object, then the assembly: byte by byte as tilec makes them; as many texts are kept as
-    there is room for."""
-    texts: list[str] = []
-
-    def noted(text: str, *rest: Any) -> Any:
-        texts.append(text)
-        return optimised(text, *rest)
-
-    optimised = small_process._optimised
-    monkeypatch.setattr(small_process, "_optimised", noted)
-    monkeypatch.setattr(small_process, "_last", {})
-    machine = MODULE._machine(GFX942)
-    kernels = [LOOP.replace("NUMBER", str(n)) for n in range(small_process.KEPT + 1)]
-    for text in kernels:
-        for emit in (MODULE._object, MODULE._assembly):
-            made = emit(machine, small_process._optimised_once(text, GFX942, {}))
-            assert made == emit(machine, optimised(text, GFX942, {}))
-    assert texts == kernels and [text for text, *_ in small_process._last] == kernels[1:]
-    small_process._optimised_once(kernels[1], CPU, {})
-    assert texts[-1] == kernels[1] and len(small_process._last) == small_process.KEPT
