@@ -38,6 +38,14 @@ except ImportError:  # the `test` extra is not installed: the tests that need it
 if settings is not None:
     settings.register_profile("tilec", deadline=None, derandomize=True, max_examples=50)
     settings.load_profile("tilec")
+    # Hypothesis draws numbers of the sources that a process has loaded, too. Which ones these are
+    # differs from worker to worker, so that no run were like another; to read a thousand files, as
+    # where nothing of it is kept, takes 4 s of each.
+    with contextlib.suppress(ImportError):
+        from hypothesis.internal.conjecture import providers
+
+        if hasattr(providers, "_get_local_constants"):
+            providers._get_local_constants = lambda: providers._local_constants
 
 
 @functools.cache
