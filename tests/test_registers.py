@@ -314,7 +314,7 @@ def test_a_tile_that_its_author_has_fixed_spills_with_a_warning(target):
     assert "kept in memory, which is slow" in str(given[0].message)
     assert "tile of " in str(given[0].message) or "threads=256 fits" in str(given[0].message)
     assert made.resources.spilled_bytes is None or made.resources.spilled_bytes > 0
-    a = np.arange(100 * 330, dtype=np.float32).reshape(100, 330)
+    a = np.arange(130 * 330, dtype=np.float32).reshape(130, 330)
     c = np.zeros_like(a)
     report = tilec.simulate(kernel, a, c, target=str(target))
     assert not report.findings
@@ -384,7 +384,7 @@ def test_an_accumulator_that_its_author_has_fixed_spills_with_a_warning(target, 
     """No instruction of a warpgroup takes 256 registers: one of a warp does, part by part. Where
     threads do not show, 256 of them hold it."""
     rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 5, s).astype("float16") for s in ((64, 64), (64, 512)))
+    a, b = (rng.integers(-4, 5, s).astype("float16") for s in ((64, 96), (96, 512)))
     c, kernel = np.zeros((64, 512), "float32"), product_of(512, 512, shown)
     with pytest.warns(CompileWarning, match="acc takes 256 registers of each of 128") as said:
         made = kernel.compile(a, b, c, target=str(target))
