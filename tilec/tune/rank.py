@@ -147,7 +147,7 @@ class Candidate:
         types = (o.type for o in self.func.body.every(Alloc))
         return sum(t.size * t.dtype.bits for t in types)
 
-    @property
+    @cached_property
     def is_roomy(self) -> bool:
         """Whether two of each of its shared tiles would fit, and all of its fragments."""
         types = [o.type for o in self.func.body.every(Alloc)]
