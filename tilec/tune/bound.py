@@ -6,32 +6,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
 
 from tilec.ir.instr import instructions_of, sparse_instructions_of
 from tilec.ir.schedule import Plan
 from tilec.passes.arrange import QUAD
 from tilec.passes.select_gemm import Dtypes, dtypes_of
 from tilec.target import Target
-from tilec.tune.cost import (
-    ENERGY,
-    HIGHEST,
-    IDLE,
-    MAINLOOP,
-    PARTED,
-    PING_PONG,
-    SETUP,
-    STAGE_START,
-    STORE_LATENCY,
-    TOGETHER,
-    USUAL_BYTES,
-    WAIT,
-    ends_of,
-    flops_of,
-    in_turns,
-    iteration,
-    multiprocessors_for,
-)
+from tilec.tune import cost
 from tilec.tune.plans import CLUSTERS, GROUP_THREADS, MORE_GROUPS, OF_FEW_THREADS, PARTS, SPLITS
 from tilec.tune.work import Numbers
 
@@ -46,38 +27,38 @@ def least(n: Numbers, threads: int, target: Target) -> float:
     in whatever way takes the least; its bytes from the memory bus; those from the L2 cache and to
     it, loaded once for two blocks; nothing else, and nothing twice."""
     s, most = target.speeds, target.multiprocessors
-    flops, loaded = flops_of(n), min(n.loaded_in(c)[0] for c in CLUSTERS)
-    rows = [
-        (_fastest(tuple(dtypes_of(p.op)), p.op.metadata is not None, target), p, times)
-        for p, times in n.products
-    ]
+    flops, loaded = cost.flops_of(n), min(n.loaded_in(c)[0] for c in CLUSTERS)
+    ops = [(p.op, p.flops * times, times) for p, times in n.products]
+    rows = [_fastest(tuple(dtypes_of(o)), o.metadata is not None, target) for o, _, _ in ops]
     per_kiloflop = 1000 * loaded / flops if flops else 0.0
-    efficiency = PING_PONG * MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
-    compute = sum(p.flops * times / row.rate for row, p, times in rows) / efficiency
-    compute += WAIT * n.iterations
-    steps = sum(times * row.least(p.op.shape[2]) for row, p, times in rows)
-    alone = min((p.flops * times for p, times in n.products), default=0.0) / (2 * s.vector)
+    power = 1 - cost.ENERGY * (min(per_kiloflop, 60.0) - cost.USUAL_BYTES)
+    compute = sum(flops / rate for (rate, _), (_, flops, _) in zip(rows, ops))
+    compute = compute / (cost.PING_PONG * cost.MAINLOOP * power) + cost.WAIT * n.iterations
+    steps = sum(
+        times * min((fixed + step * o.shape[2] for fixed, step in least), default=0.0)
+        for (_, least), (o, _, times) in zip(rows, ops)
+    )
+    alone = min((flops for _, flops, _ in ops), default=0.0) / (2 * s.vector)
     compute = max(compute, min(steps, alone))  # one that threads do has no steps
-    if n.mixed.waited:
+    if n.mixed.waited and compute:
         own = max(n.mixed.issued / s.vector, n.mixed.special / s.special)
         few = threads < GROUP_THREADS
         streams = max(OF_FEW_THREADS if few else (*MORE_GROUPS, threads // GROUP_THREADS))
-        compute = in_turns(compute, own, QUAD * n.mixed.folds, streams) if compute + own else 0.0
-
-    begin = s.latency + SETUP
+        compute = cost.in_turns(compute, own, QUAD * n.mixed.folds, streams)
+    begin = s.latency + cost.SETUP
 
     def seconds(plan: Plan) -> float:
         """Of the plan without what else blocks do that share a sum in this way."""
-        most, shared = multiprocessors_for(plan, target), plan.split * plan.parts
+        most, shared = cost.multiprocessors_for(plan, target), plan.split * plan.parts
         waves = n.blocks * shared / most
-        clock = min(1 + IDLE * (1 - waves), HIGHEST) if waves <= 1 else 1.0
+        clock = min(1 + cost.IDLE * (1 - waves), cost.HIGHEST) if waves <= 1 else 1.0
         turns = (waves if n.growing else math.ceil(waves)) / (shared * clock)
-        turns *= TOGETHER if plan.split > 1 else 1.0
-        stages = STAGE_START * n.iterations * n.blocks * plan.split
-        memory = begin + (n.dram + stages) / s.dram + STORE_LATENCY
-        longer = PARTED if plan.parts > 1 else 1.0
+        turns *= cost.TOGETHER if plan.split > 1 else 1.0
+        stages = cost.STAGE_START * n.iterations * n.blocks * plan.split
+        memory = begin + (n.dram + stages) / s.dram + cost.STORE_LATENCY
+        longer = cost.PARTED if plan.parts > 1 else 1.0
         total = begin + turns * compute / s.clock
-        return ends_of(n, plan, s) + longer * math.sqrt(math.hypot(total**2, memory**2))
+        return cost.ends_of(n, plan, s) + longer * math.sqrt(math.hypot(total**2, memory**2))
 
     parts = itertools.takewhile(min(2 * most / n.blocks, n.iterations).__ge__, PARTS[1:])
     split = _SPLIT if target.has("cluster") else ()
@@ -86,24 +67,13 @@ def least(n: Numbers, threads: int, target: Target) -> float:
     return s.launch + max(min(map(seconds, ways)), cached)
 
 
-@dataclass(frozen=True)
-class _Fastest:
-    """Of the rows for some dtypes the highest rate, and what their steps take."""
-
-    rate: float
-    steps: frozenset[tuple[float, float]]
-
-    def least(self, depth: int) -> float:
-        return min((fixed + step * depth for fixed, step in self.steps), default=0.0)
-
-
 @functools.lru_cache(maxsize=256)
-def _fastest(dtypes: tuple[Dtypes, ...], sparse: bool, target: Target) -> _Fastest:
+def _fastest(
+    dtypes: tuple[Dtypes, ...], sparse: bool, target: Target
+) -> tuple[float, set[tuple[float, float]]]:
+    """Of the rows for some dtypes the highest rate; what their steps take, and each of K."""
     rows_of = sparse_instructions_of if sparse else instructions_of
     rows = [r for d in dtypes for r in rows_of(*d) if r.feature and target.has(r.feature)]
     rates = (target.speeds.product_rate(row.feature, row.a_dtype.bits) for row in rows)
-    steps = ((*iteration(row), row.k) for row in rows)
-    return _Fastest(
-        max((2 * target.speeds.vector, *rates)),
-        frozenset((fixed, step / k) for fixed, step, k in steps),
-    )
+    steps = ((*cost.iteration(row), row.k) for row in rows)
+    return max((2 * target.speeds.vector, *rates)), {(fixed, x / k) for fixed, x, k in steps}

@@ -435,9 +435,13 @@ def _others(found: Iterable[Ranked], chosen: Mapping[str, int]) -> Iterator[Mapp
     have smaller fragments."""
     given = [chosen]
     most = math.inf
+    least: dict[Tile, float] = {}
     for r in found:
         if r.plan is None or r.estimate is None or r.constants in given:
             continue
+        first = least.setdefault(tuple(r.constants.values()), r.estimate.seconds)
+        if r.estimate.seconds > NEAR * first:
+            continue  # it is none of the plans that are tried
         held = r.estimate.registers * (r.plan.threads or 1)
         if held <= most:
             given.append(r.constants)

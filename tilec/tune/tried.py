@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -28,8 +27,6 @@ class Tried(Iterable[Ranked]):
         self._less, self._rank, self.order = less, rank, order
         self.least: dict[Tile, float] = {}
         self.ranked: dict[Tile, list[Ranked]] = {}
-        self._sorted: list[Ranked] = []
-        self._heap: list[tuple[float, int, int, Any]] | None = None  # a tile, or one of its rows
 
     def come_by(self, at: Tile) -> float:
         """What no plan of a tile takes less than."""
@@ -68,23 +65,13 @@ class Tried(Iterable[Ranked]):
         return every[best[1]]
 
     def __iter__(self) -> Iterator[Ranked]:
-        for n in itertools.count():
-            while len(self._sorted) <= n:
-                if not self._next():
-                    return
-            yield self._sorted[n]
-
-    def _next(self) -> bool:
-        """Take the next from the heap; False if there is none."""
-        if self._heap is None:
-            self._heap = [(s, i, -1, at) for i, (at, s) in enumerate(self.least.items())]
-            heapq.heapify(self._heap)
-        if not self._heap:
-            return False
-        _, i, row, x = heapq.heappop(self._heap)
-        if row >= 0:
-            self._sorted.append(x)
-            return True
-        for row, r in enumerate(self.of(x)):
-            heapq.heappush(self._heap, (self.order(r), i, row, r))
-        return True
+        heap: list[tuple[float, int, int, Any]]  # a tile, or one of its configurations
+        heap = [(s, n, -1, at) for n, (at, s) in enumerate(self.least.items())]
+        heapq.heapify(heap)
+        while heap:
+            _, n, row, x = heapq.heappop(heap)
+            if row >= 0:
+                yield x
+            else:
+                for row, r in enumerate(self.of(x)):
+                    heapq.heappush(heap, (self.order(r), n, row, r))
