@@ -251,7 +251,10 @@ class Choices:
             several = any(True for _ in itertools.islice(found.tiles(), 1, None))
             return itertools.chain([first], made) if several else [first]
         ways = [Chosen({}, p[0], p, text, packed, True) for p in found.ways]
-        return iter([*ways[:-1], replace(ways[-1], only_ranked=False)]) if ways[1:] else [first]
+        if not ways:
+            return [first]
+        ways[-1] = replace(ways[-1], only_ranked=False)
+        return iter(ways) if ways[1:] else ways
 
     def _again(
         self, base: SpecialisationKey, packed: tuple[str, ...], asked: Asked
