@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilec import language as T
 from tilec.builtins import foreign
@@ -252,17 +252,30 @@ def traced(t: Expressions, function: Callable[..., Any], *values: object) -> Sca
     return t.run_time(t.number(t.trace_function(function, [*values], {}), "the result"))
 
 
-@cache
-def parameters_of(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    """A builtin's parameters."""
-    return tuple(inspect.signature(function).parameters.values())
+class Parameters(NamedTuple):
+    """The names of a function's parameters that take one argument, and of the one that takes the
+    rest; the defaults of all."""
+
+    names: tuple[str, ...]
+    rest: str | None
+    defaults: Mapping[str, Any]
+
+
+def parameters_of(function: Callable[..., Any]) -> Parameters:
+    found = inspect.signature(function).parameters.values()
+    names = tuple(p.name for p in found if p.kind is not p.VAR_POSITIONAL)
+    rest = next((p.name for p in found if p.kind is p.VAR_POSITIONAL), None)
+    return Parameters(names, rest, {p.name: p.default for p in found})
+
+
+of_builtin = cache(parameters_of)
 
 
 def bind_call(
     t: Expressions,
     shown: str,
     builtin: str,
-    parameters: tuple[inspect.Parameter, ...],
+    parameters: Parameters,
     node: ast.Call,
     raw: bool = False,
 ) -> Call:
@@ -270,19 +283,19 @@ def bind_call(
 
     Raises CompileError for a wrong count, an unknown keyword, an argument given twice.
     """
-    names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    names, rest, defaults = parameters
+    empty = inspect.Parameter.empty
     values: dict[str, Any] = {}
     nodes: dict[str, ast.expr] = {}
     if rest is not None:
-        lead = [p.name for p in parameters]
-        lead = lead[: lead.index(rest)]
+        every = [*defaults]
+        lead = every[: every.index(rest)]
         nodes.update(zip(lead, node.args))
         values[rest] = tuple(t.elements(node.args[len(lead) :]))
     else:
         if len(node.args) > len(names):
             listed = ", ".join(names) or "none"
-            needed = ", ".join(p.name for p in parameters if p.default is p.empty)
+            needed = ", ".join(n for n, default in defaults.items() if default is empty)
             message = (
                 f"{shown} takes at most {len(names)} argument{'s' * (len(names) != 1)} "
                 f"({listed}), {len(node.args)} were given"
@@ -302,14 +315,14 @@ def bind_call(
         if name in nodes:
             raise t.error(f"{shown}: {name} is given twice", "leave one out", keyword)
         nodes[name] = keyword.value
-    for p in parameters:
-        if p.name in nodes:
-            values[p.name] = None if raw else t.expression(nodes[p.name])
-        elif p.default is not p.empty:
-            values[p.name] = p.default
-        elif p.name != rest:
-            listed = ", ".join(q.name for q in parameters if q.default is q.empty)
-            raise t.error(f"{shown} needs the argument {p.name!r}", f"write {shown}({listed})")
+    for name, default in defaults.items():
+        if name in nodes:
+            values[name] = None if raw else t.expression(nodes[name])
+        elif default is not empty:
+            values[name] = default
+        elif name != rest:
+            listed = ", ".join(n for n, default in defaults.items() if default is empty)
+            raise t.error(f"{shown} needs the argument {name!r}", f"write {shown}({listed})")
     return Call(t, builtin, node, values, nodes)
 
 

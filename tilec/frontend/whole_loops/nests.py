@@ -14,7 +14,7 @@ from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
 from tilec.frontend.whole_loops.counting import COUNTING, counted_from
 from tilec.frontend.whole_loops.ones import without_ones
-from tilec.ir.types import DType, FLOAT32, INT32
+from tilec.ir.types import FLOAT32, INT32, DType
 from tilec.support.syntax import (
     assigned_names,
     copied,
