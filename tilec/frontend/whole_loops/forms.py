@@ -79,8 +79,9 @@ class WholeLoops(Tilings):
         tiles: Mapping[str, str],
     ) -> Form:  # fmt: skip
         used = self.frame.source.used_names() | self.names.keys()
+        nest = nests.with_tables(nest, named)
         items = every(ast.Subscript, *nest.body)
-        if any(isinstance(named(n.value), list | tuple) for n in items):  # no tensors' elements
+        if any(isinstance(named(n.value), list | tuple) for n in items):  # of other than numbers
             if nests.is_elementwise(nest, named):
                 return self._elements(node, nest)
             return self._by_threads(node, nest, named)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tilec import language as T
-from tilec.frontend.values import Indices, LoopIndex, as_syntax
+from tilec.frontend.values import MOST_CHOSEN, Indices, LoopIndex, as_syntax, is_literal
 from tilec.frontend.whole_loops.counting import COUNTING, counted_from
 from tilec.ir.types import DType
 from tilec.support.syntax import (
@@ -146,6 +146,25 @@ def _is_sum(value: ast.expr) -> bool:
         isinstance(n, parts) or (isinstance(n, ast.Constant) and isinstance(n.value, int))
         for n in ast.walk(value)
     )
+
+
+def with_tables(nest: Nest, named: Named) -> Nest:
+    """The nest with a few numbers in place of the name of the tuple or list that holds them, one of
+    which an index chooses: `NF4[q]` is no element of a tensor, but arithmetic on `q`."""
+
+    class Written(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            self.generic_visit(node)
+            table = named(node.value)
+            if isinstance(table, list | tuple) and 0 < len(table) <= MOST_CHOSEN:
+                if all(is_literal(x) and x == x for x in table):  # a nan is no syntax
+                    items = ast.Tuple([ast.Constant(x) for x in table], ast.Load())
+                    node.value = placed(items, node.value)
+            return node
+
+    if not any(isinstance(named(n.value), list | tuple) for n in every(ast.Subscript, *nest.body)):
+        return nest
+    return replace(nest, body=tuple(Written().visit(copied(s)) for s in nest.body))
 
 
 def with_ends(nest: Nest, is_known: Callable[[ast.expr], bool]) -> tuple[ast.stmt, ...]:
