@@ -234,11 +234,10 @@ class WholeLoops(Tilings):
         return is_last
 
     def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
-        """The nest with the dtypes of its variables, where nothing is a float64."""
+        """The nest with the dtypes of its variables."""
         values = (self.names.get(n.id) for n in name_nodes(*nest.body))
-        if any(getattr(v, "dtype", None) is FLOAT64 for v in values):
-            return nest
-        return with_dtypes(nest, named, self._dtype_of, self.index_dtype)
+        wide = any(getattr(v, "dtype", None) is FLOAT64 for v in values)
+        return with_dtypes(nest, named, self._dtype_of, self.index_dtype, wide)
 
     def _elements(self, node: ast.For, nest: nests.Nest) -> Form:
         """A nest without loops as tiles of elements."""
