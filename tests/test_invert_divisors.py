@@ -19,38 +19,39 @@ TARGETS = "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"
 
 @tilec.kernel
 def parted(
-    X: T.Tensor((8,), "int32"), Q: T.Tensor((8,), "int32"), P: T.Tensor((8,), "int32"), d: T.int32
+    A: T.Tensor((2, 64), "int32"),
+    P: T.Tensor((2, 64), "int32"),
+    first: T.int32,
+    d: T.int32,
+    n: T.int32,
 ):
     by = T.max(d, 0)
+    begin = T.min(T.max(first, 0), 2**31 - 4096)
     with T.Kernel(1, threads=32):
-        for i in T.serial(8):
-            x = T.max(X[i], 0)
-            Q[i] = x // by
-            P[i] = x % by
+        for k in T.serial(n):
+            for i in T.Parallel(64):
+                A[k, i] = (begin + i) // by + k
+                P[k, i] = (begin + i) % by + k // by
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("d", [-3, 0, 1, 2, 7, 641, 65535, 65536, 2**30 + 1, 2**31 - 1])
 def test_quotients(target: str, d: int) -> None:
-    """By 0 they are 0, as everywhere."""
-    for x in (
-        [0, 1, 2, 6, 7, 8, 640, 641],
-        [2**31 - 1 - i for i in range(8)],
-        [*range(d - 4, d + 4)],
-    ):
-        x = np.clip(np.array(x), -(2**31), 2**31 - 1).astype(np.int32)
-        quotients, parts = np.full(8, 77, np.int32), np.full(8, 77, np.int32)
-        run_compiled(parted, target, x, quotients, parts, d)
-        by, x = max(d, 0), np.maximum(x, 0)
-        want = (x // by, x % by) if by else (0 * x, 0 * x)
-        np.testing.assert_array_equal(quotients, want[0])
-        np.testing.assert_array_equal(parts, want[1])
-    text = parted.compile(x, quotients, parts, d, target=target).stages["invert_divisors"]
-    divisions = [line for line in text.splitlines() if re.search(r"binary\.(floordiv|mod)", line)]
-    loop = text.index(" for.serial")
-    assert len(divisions) == 3, "two in the loop, and one before it"
-    assert [text.index(line) < loop for line in divisions] == [True, False, False]
-    assert all("reciprocal=" in line for line in divisions[1:])
+    """By 0 they are 0, as everywhere. What goes with the loop's index is left."""
+    by = max(d, 0)
+    for first in (0, 600, max(d - 40, 0), 2**31 - 4096):
+        quotients, parts = np.full((2, 64), 77, np.int32), np.full((2, 64), 77, np.int32)
+        run_compiled(parted, target, quotients, parts, first, d, 2)
+        x, k = min(first, 2**31 - 4096) + np.arange(64), np.arange(2)[:, None]
+        want = (x // by, x % by, k // by) if by else (0 * x, 0 * x, 0 * k)
+        np.testing.assert_array_equal(quotients, want[0] + k)
+        np.testing.assert_array_equal(parts, want[1] + want[2])
+    made = parted.compile(quotients, parts, first, d, 2, target=target)
+    text = made.stages["invert_divisors"].split(" for.serial")
+    divisions = [re.findall(r"binary\.(?:floordiv|mod) .*", x) for x in text]
+    assert len(divisions[0]) == 1, "the reciprocal, before the loop"
+    assert {"reciprocal=" in x for x in divisions[1]} == {False, True}
+    assert all(("%k," in x) != ("reciprocal=" in x) for x in divisions[1])
 
 
 @tilec.kernel

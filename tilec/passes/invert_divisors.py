@@ -1,15 +1,14 @@
-"""invert_divisors: what a loop divides by a number that is there before it is multiplied by that
-number's reciprocal.
+"""invert_divisors: what each iteration of a loop divides again is multiplied by a reciprocal.
 
-Before: LOWERED, a loop that says of whole numbers that are not negative, in each iteration, which
-row, column and tap they are, as that which gathers the pixels of a convolution:
+Before: LOWERED, a loop that says of whole numbers that are not negative, and are the same in all of
+its iterations, which row and column they are, as that which gathers the pixels of a convolution:
 
     for step: for r: x = (first + r) % width; y = (first + r) // width % height; …
 
 After: 0xffffffff // width and 0xffffffff // height are computed before the loop, and a quotient is
-a product and one correction (`codegen.divisions`). That takes a quarter of the operations; and as
-none of them is undefined for any operand, as a division by 0 is, LLVM takes out of the loop what is
-the same in all iterations."""
+a product and one correction (`codegen.divisions`). As none of these is undefined for any operand,
+as a division by 0 is, LLVM takes them out of the loop. What goes with the loop's index is left: of
+its multiples ptxas may take upper halves for linear (`codegen.ptxas_faults`)."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, made_in, within
+from tilec.ir.core import Func, Op, Substitution, Value, made_in, upstream, within
 from tilec.ir.types import INT32, scalar_type
 from tilec.passes.utils.raster_groups import reciprocal
 from tilec.target import Target
@@ -40,7 +39,7 @@ def invert_divisors(func: Func, target: Target) -> Func:
             continue
         if facts.constant(d) is not None:
             continue
-        loop = _around(outer, d)
+        loop = _around(outer, o)
         if loop is None or not (facts.non_negative(o.lhs) and facts.non_negative(d)):
             continue
         known = inverses.setdefault(loop.body.args, {})
@@ -67,10 +66,18 @@ def invert_divisors(func: Func, target: Target) -> Func:
     return func.with_body(func.body.rewrite(Op, visit, subst))
 
 
-def _around(outer: Sequence[Op], divisor: Value) -> ops.For | None:
-    """The outermost loop around an op, which is not written out, that has the divisor from before
-    it."""
-    for o in outer:
-        if isinstance(o, ops.For) and o.kind != "unroll" and divisor not in made_in(o):
-            return o
+def _around(outer: Sequence[Op], division: ops.Binary) -> ops.For | None:
+    """The outermost loop around a division, but for those that are written out, in all of whose
+    iterations it gives the same and that has the divisor from before it."""
+    moving = {
+        v for x in outer if isinstance(x, ops.For) and x.kind != "unroll" for v in x.body.args
+    }
+    for x in outer:
+        if isinstance(x, ops.For) and x.kind != "unroll":
+            needed = [*upstream((division.lhs,), x.body.defs)]
+            read = {division.lhs, *(v for o in needed for v in o.uses)}
+            if division.rhs not in made_in(x) and all(o.pure for o in needed):
+                if moving.isdisjoint(read):
+                    return x
+            moving -= {*x.body.args}
     return None
