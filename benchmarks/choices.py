@@ -229,7 +229,7 @@ def favourite(row: dict[str, Any], target: str = "cuda:sm_90a") -> tuple[float, 
     for tile, group in itertools.groupby(sorted(taken, key=lambda x: x[0]), key=lambda x: x[0]):
         bm, bn, bk = tile
         asked = k.described(given, target, {"BM": bm, "BN": bn, "BK": bk})
-        choice = k.choices.rank(asked.key(), asked, 200)  # without asking the passes: many
+        choice = k.choices.rank(asked.key(), asked)  # without asking the passes: many
         found = choice.ranked if choice else ()
         seconds = {same(r.plan): r.estimate.seconds for r in found if r.plan and r.estimate}
         for _, plan, us in group:

@@ -38,6 +38,14 @@ except ImportError:  # the `test` extra is not installed: the tests that need it
 if settings is not None:
     settings.register_profile("tilec", deadline=None, derandomize=True, max_examples=50)
     settings.load_profile("tilec")
+    # Hypothesis draws numbers of the sources that a process has loaded, too. Which ones these are
+    # differs from worker to worker, so that no run were like another; to read a thousand files, as
+    # where nothing of it is kept, takes 4 s of each.
+    with contextlib.suppress(ImportError):
+        from hypothesis.internal.conjecture import providers
+
+        if hasattr(providers, "_get_local_constants"):
+            providers._get_local_constants = lambda: providers._local_constants
 
 
 @functools.cache
@@ -79,12 +87,8 @@ def assembled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Passes and interpreters make many objects that live shortly: to look for cycles after every
-    700 of them, among thousands of tests that stay, takes a seventh of the time, and after every
-    100,000 a twentieth. What kernels keep goes without, see `_kept`."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(1_000_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,6 +97,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Passes and interpreters make many objects that live shortly: to look for cycles after every
+    700 of them, among thousands of tests that stay, takes a seventh of the time, and after every
+    100,000 a twentieth; of the collection of the tests, all of which stay, it takes a third. What
+    kernels keep goes without, see `_kept`."""
+    gc.set_threshold(1_000_000, 20, 20)
     config.pluginmanager.register(_Cells)
     if config.getoption("--on-gpu"):
         import on_gpu

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import tilec
+from tilec.ir.printer import print_func
 from tilec.jit.revision import Revision
 from tilec.jit.simulate import OPTIONS
 from tilec.kernel import Kernel
@@ -28,6 +29,12 @@ def run_compiled(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
     if target != "cpu":
         kernel.compile(*arrays, target=target, **given)
     run(kernel, target, *arrays, **given)
+
+
+def traced(kernel: Any, *args: Any, target: str, **given: Any) -> str:
+    """The stage "tile" of a kernel for these arguments of `compile`, with what is chosen for them:
+    for tests that look at nothing else, and so need no pass."""
+    return print_func(kernel.choices.traced(kernel.signature, kernel.key_of(args, target, given)))
 
 
 def products_in(text: str) -> int:

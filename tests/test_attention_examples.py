@@ -85,9 +85,12 @@ def run(name: str, capsys: pytest.CaptureFixture[str], *cases: Any) -> None:
     assert len(printed) == 1 and printed[0].startswith(f"{name} on ")
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("near", [0, 32, 64])
 @pytest.mark.parametrize("name", NAMES)
-def test_on_the_cpu(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) -> None:
-    run(name, capsys)
+def test_on_the_cpu(name: str, near: int, cpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with tiles_near(near):
+        run(name, capsys)
 
 
 @pytest.mark.parametrize("name", NAMES)

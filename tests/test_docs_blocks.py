@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import docs_blocks
 import pytest
+import test_attention_examples
+import test_examples
 from docs_blocks import ROOT, Block, blocks
 
 from tilec.__main__ import main
@@ -19,6 +23,7 @@ from tilec.__main__ import main
 PAGES = docs_blocks.pages()
 ALL = {page: blocks(page) for page in PAGES}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+_PROGRAM = re.compile(r"((?:\w+=\S+ )*)python (examples/(?:attention/)?(\w+)\.py)")
 # What a command may need that is not there: a network, minutes. These are held to what exists.
 _NOT_RUN = ("pip install", "python -m pytest", "mkdocs", "git ", "pre-commit", ".ci/run")
 
@@ -90,10 +95,24 @@ def _run_commands(block: Block, commands: list[str], folder: Path) -> None:
         if command.startswith("python -m tilec "):
             assert main(shlex.split(command)[3:]) == 0, f"{block.where}: {command}"
             continue
+        if program := _PROGRAM.fullmatch(command):
+            _run_program(*program.groups())
+            continue
         made = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True
         )
         assert made.returncode == 0, f"{block.where}: {command}\n{made.stdout}{made.stderr}"
+
+
+def _run_program(settings: str, path: str, name: str) -> None:
+    """A program of the examples, here; what it does without settings has its test."""
+    text = (ROOT / path).read_text()
+    assert text.endswith('\n\nif __name__ == "__main__":\n    main()\n'), path
+    if not settings:
+        assert name in (*test_examples.PRINT_ONE_LINE, *test_attention_examples.NAMES)
+        return
+    with mock.patch.dict(os.environ, (s.split("=") for s in settings.split())):
+        runpy.run_path(path, run_name="__main__")
 
 
 def test_commands_that_are_not_run_name_what_there_is():

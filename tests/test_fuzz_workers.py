@@ -37,7 +37,7 @@ def program(act: str = "0", index: str = "i") -> Program:
     return Program(text, {"C": Array((4,), "int32", content="blank")})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     made = Worker(60.0)
     yield made

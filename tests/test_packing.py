@@ -204,7 +204,7 @@ def test_a_search_that_cannot_pay_is_left_out() -> None:
     begin = {"BM": 64, "BN": 64, "BK": 64}
 
     def search(below: float) -> tune.Choice | None:
-        return kernel.choices.rank(packed, asked, 0, [begin], below)
+        return kernel.choices.rank(packed, asked, [begin], below)
 
     assert search(50e-6) is None, "less than a third of what it takes"
     assert len(kernel.choices._choosers[packed]._candidates) == 1

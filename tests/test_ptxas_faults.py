@@ -1,5 +1,5 @@
-"""What ptxas makes of 16-bit floats that are selected, and of float8 that it finds to be 0: wrong
-numbers on an H200 in three of 12 thousand generated programs."""
+"""What ptxas makes of 16-bit floats that are selected, of float8 that it finds to be 0 and of upper
+halves of products: wrong numbers on an H200."""
 
 from __future__ import annotations
 
@@ -390,3 +390,74 @@ def test_sums_of_products_in_flight_are_converted_two_by_two() -> None:
         assert with_pairs_of_sums(more).count("cvt.rn.f16x2.f32") == 64
         ended = re.sub(r"(cvt\.rn\.f16\.f32 .*\n)", r"\1$L__other:\n", apart)
         assert with_pairs_of_sums(ended) == ended
+
+
+# --- upper halves of products ---
+
+
+B, H, W, C, R, S, K, P, Q = map(T.dynamic, "BHWCRSKPQ")
+
+
+@tilec.kernel
+def convolution(
+    X: T.Tensor((B, H, W, C), "float32"),
+    F: T.Tensor((R, S, C, K), "float32"),
+    Y: T.Tensor((B, P, Q, K), "float32"),
+):
+    for b, y, x, n in T.Parallel(B, P, Q, K):
+        acc = 0.0
+        for r in range(R):
+            for s in range(S):
+                for c in range(C):
+                    if 0 <= 2 * y + r - 2 < H and 0 <= 2 * x + s - 2 < W:
+                        acc += X[b, 2 * y + r - 2, 2 * x + s - 2, c] * F[r, s, c, n]
+        Y[b, y, x, n] = acc
+
+
+def convolved(x: np.ndarray, f: np.ndarray) -> np.ndarray:
+    wide = np.pad(x.astype(np.float64), ((0, 0), (2, 2), (2, 2), (0, 0)))
+    n = x.shape[1]
+    taps = ((r, s) for r in range(5) for s in range(5))
+    return sum(wide[:, r : r + n : 2, s : s + n : 2] @ f[r, s].astype(np.float64) for r, s in taps)
+
+
+def rows_of_67(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of 64 that begin anywhere, brought element by element in a loop that divides."""
+    x = rng.standard_normal((2, size, size, 67)).astype(np.float32)
+    f = rng.standard_normal((5, 5, 64, 64)).astype(np.float32)
+    return x, f, np.full((2, -(-size // 2), -(-size // 2), 64), np.nan, np.float32)
+
+
+def test_divisions_of_a_loops_index(rng: np.random.Generator) -> None:
+    x, f, y = rows_of_67(rng, 109)
+    made = convolution.compile(x[..., :64], f, y, target="cuda:sm_90a")
+    ptx = str(made.stages["ptx"])
+    assert "cp.async.ca.shared.global" in ptx and ptx.count("mul.hi.u32") >= 2
+    assert not re.search(r"mov\.b64 \t\{_, ", ptx)
+
+
+def test_upper_halves_of_products_for_ptxas() -> None:
+    lines = (
+        "\tcvt.u64.u32 \t%rd2, %r1;\n\tcvt.u64.u32 \t%rd3, %r2;\n"
+        "\tmul.lo.s64 \t%rd2, %rd3, %rd3;\n\tmov.b64 \t{_, %r4}, %rd2;\n"
+        "\tmul.lo.s64 \t%rd3, %rd1, 12;\n\tmov.b64 \t{%r5, %r6}, %rd3;\n"
+        "\tadd.s64 \t%rd1, %rd1, 8;\n\tmov.b64 \t{_, %r7}, %rd1;\n"
+    )
+    made = without_faults(HEAD + lines + TAIL)
+    assert made.count("mul.hi.u32 %r4, a, b;") == made.count("shr.u64 up, %rd3, 32;") == 1
+    assert "cvt.u32.u64 \t%r5, %rd3;" in made and "mov.b64 \t{_, %r7}, %rd1;" in made
+    ptxas = find_ptxas()
+    if ptxas is not None:
+        assert run_ptxas(ptxas, made, "sm_90a").cubin
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [9, 109])
+def test_divisions_of_a_loops_index_on_the_gpu(
+    size: int, rng: np.random.Generator, torch: Any
+) -> None:
+    x, f, y = rows_of_67(rng, size)
+    there = [torch.from_numpy(a).cuda() for a in (x, f, y)]
+    convolution(there[0][..., :64], *there[1:])
+    wanted = convolved(x[..., :64], f)
+    np.testing.assert_allclose(there[2].cpu().numpy(), wanted, rtol=0, atol=1e-3)

@@ -423,7 +423,7 @@ def test_plans_that_the_next_tile_beats_are_left() -> None:
     known = [(Plan(name), e) for (_, name, _), e in zip(times, made)]
     ranked = [Ranked({"BN": bn}, *found) for (bn, _, _), found in zip(times, known)]
     choice = Choice({"BN": 160}, tuple(ranked), ())
-    assert [t["BN"] for t in choice.tiles] == [160, 128, 64]
+    assert [t["BN"] for t in choice.tiles()] == [160, 128, 64]
     assert [p.name for p in choice.plans({"BN": 160})] == ["a", "c"]
     assert [p.name for p in choice.plans({"BN": 64})] == ["e"]
     alone = Choice({"BN": 160}, tuple(r for r in ranked if r.constants["BN"] == 160), ())

@@ -23,7 +23,7 @@ HOME = {
 OTHERS = {
     "cost": {"CHUNK_COLUMNS", "CACHE", "STORES", "NEARLY"},
     "rank": {"EPILOGUE", "CLUSTERED", "DIRECT_STORES", "QUAD_COLUMNS", "TRIED_PARTS"}
-    | {"MOST_ELEMENTS", "HEAD", "_RIGHT"},
+    | {"MOST_ELEMENTS", "ROOMY"},
     "balance": {"LARGEST"},
     "transfers": set(),
     "work": {"UNKNOWN_TRIPS", "UNKNOWN_LENGTH", "SECTOR", "_SAMPLES", "_PLAIN_UNARY"},

@@ -11,7 +11,7 @@ import pytest
 import tilec
 import tilec.language as T
 from tests.test_work import GPUS, numbers_of
-from tilec.tune.cost import _in_turns
+from tilec.tune.cost import in_turns
 from tilec.tune.rank import Candidate, Ranked
 
 SM90 = "cuda:sm_90a"
@@ -58,13 +58,13 @@ def ranked(kernel: Any, *shapes: tuple[int, int]) -> list[Ranked]:
 
 
 def test_one_stream_takes_the_sum_and_many_the_larger() -> None:
-    assert _in_turns(300, 200, 100, 1) == pytest.approx(600)
-    assert _in_turns(300, 200, 100, 200) == pytest.approx(300, rel=0.01)
+    assert in_turns(300, 200, 100, 1) == pytest.approx(600)
+    assert in_turns(300, 200, 100, 200) == pytest.approx(300, rel=0.01)
     # Two and three at two units that are as busy: one of n + 1 turns is idle.
-    assert _in_turns(100, 100, 0, 2) == pytest.approx(150)
-    assert _in_turns(100, 100, 0, 3) == pytest.approx(400 / 3)
+    assert in_turns(100, 100, 0, 2) == pytest.approx(150)
+    assert in_turns(100, 100, 0, 3) == pytest.approx(400 / 3)
     for products, others, delay in itertools.product((50, 300), (0, 40, 700), (0, 90)):
-        took = [_in_turns(products, others, delay, n) for n in range(1, 9)]
+        took = [in_turns(products, others, delay, n) for n in range(1, 9)]
         assert all(b < a + 1e-9 for a, b in itertools.pairwise(took))
         assert took[-1] >= max(products, others) - 1e-9
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 
 import tilec
 import tilec.language as T
@@ -55,7 +55,7 @@ def test_loops_that_stay(loop: str) -> None:
 
 
 def is_over_tiles(kernel: Any, *arrays: Any) -> bool:
-    text = kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    text = traced(kernel, *arrays, target="cuda:sm_90a")
     return "alloc fragment" in text and "thread_index" not in text
 
 

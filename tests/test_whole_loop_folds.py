@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 from user_case import wide
 
 import tilec
@@ -252,7 +252,7 @@ def test_numbers(name: str, target: str, rng: np.random.Generator) -> None:
 def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
     """Over tiles, whose elements are folded at the end; one thread for each iteration has none."""
     kernel, arrays, _ = given(name, rng)
-    text = kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    text = traced(kernel, *arrays, target="cuda:sm_90a")
     assert "reduce" in text and "alloc fragment" in text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 
 import tilec
 import tilec.language as T
@@ -237,7 +237,7 @@ def test_numbers(name: str, target: str, m: int, n: int, rng: np.random.Generato
 @pytest.mark.parametrize("name", NAMES[1:-2])
 def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
     kernel, arrays, _ = given(name, 5, 300, rng)
-    text = kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    text = traced(kernel, *arrays, target="cuda:sm_90a")
     assert "reduce" in text and "alloc fragment" in text
 
 
@@ -245,7 +245,7 @@ def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
 def test_what_is_read_before_or_cut_off_is_done_by_one(name: str, rng: np.random.Generator) -> None:
     """A name for an element that changes later; a sum of floats in an int, whose order counts."""
     kernel, arrays, _ = given(name, 5, 300, rng)
-    assert "alloc fragment" not in kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    assert "alloc fragment" not in traced(kernel, *arrays, target="cuda:sm_90a")
 
 
 def test_loops_go_as_memory_lies() -> None:

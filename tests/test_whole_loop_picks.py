@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 
 import tilec
 import tilec.language as T
@@ -68,7 +68,7 @@ def written(tmp_path: Path) -> Callable[[str], Any]:
 
 
 def is_over_tiles(kernel: Any, *arrays: np.ndarray) -> bool:
-    text = kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    text = traced(kernel, *arrays, target="cuda:sm_90a")
     return "alloc fragment" in text and "thread_index" not in text
 
 

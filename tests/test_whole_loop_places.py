@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 from user_case import wide
 
 import tilec
@@ -233,7 +233,7 @@ def test_numbers(name: str, target: str, rng: np.random.Generator) -> None:
 def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
     """Over tiles, whose elements are folded at the end, and few atomics behind them."""
     arrays, _ = given(name, SIZES[0], rng)
-    text = KERNELS[name].compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    text = traced(KERNELS[name], *arrays, target="cuda:sm_90a")
     assert "reduce" in text and "alloc fragment" in text
     if name in ("bias_gradient", "losses", "largest_of_columns"):
         assert text.index("atomic") > text.index("reduce")
@@ -254,7 +254,7 @@ def large(*shape: int, dtype: str = "float32") -> Any:
 def test_blocks_share_it(name: str, arrays: list[Any], parts: int) -> None:
     """All tiles there are, where the outermost loop has few iterations, too; and a nest whose one
     iteration is all there is has no tile with rows beyond it."""
-    text = KERNELS[name].compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    text = traced(KERNELS[name], *arrays, target="cuda:sm_90a")
     (combined,) = (line for line in text.splitlines() if "combine_parts" in line)
     assert f", {parts}, kinds" in combined, combined
     tiles = [line for line in text.splitlines() if "alloc fragment<" in line]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 
 import tilec
 import tilec.language as T
@@ -261,7 +261,7 @@ def test_numbers(target: str, name: str, m: int, n: int, rng: np.random.Generato
 def test_a_block_does_it_together(name: str, target: str, rng: np.random.Generator) -> None:
     kernel, arrays, want = given(name, 50, 3000, rng)
     got = outputs(name, want)
-    text = kernel.compile(*arrays, *got, target=target).stages["tile"]
+    text = traced(kernel, *arrays, *got, target=target)
     assert "scan" in text and "thread_index" not in text
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 
 import tilec
 import tilec.language as T
@@ -83,7 +83,7 @@ def test_who_has_several() -> None:
 
     def lanes(m: int, d: int) -> str:
         x, ends, y = (tilec.spec(s, i32) for s in ((m, d), (m,), (2 * m, d)))
-        text = repeated.compile(x, ends, y, target="cuda:sm_90a").stages["tile"]
+        text = traced(repeated, x, ends, y, target="cuda:sm_90a")
         return "vectorized" if "for.vectorized" in text else "one"
 
     assert [lanes(60000, 64), lanes(60000, 63), lanes(16, 64)] == ["vectorized", "one", "one"]

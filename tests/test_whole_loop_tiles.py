@@ -242,10 +242,11 @@ def test_blocks_share_long_rows(target: str, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("n", [8200, 65600])
 @pytest.mark.parametrize("case", [_norm, _entropy], ids=["norm", "entropy"])
-def test_longer_rows(case: Any, rng: np.random.Generator) -> None:
-    for n in (8200, 65600):
-        _check(case(rng, 2, n), "cuda:sm_90a")
+def test_longer_rows(case: Any, n: int, rng: np.random.Generator) -> None:
+    _check(case(rng, 2, n), "cuda:sm_90a")
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])

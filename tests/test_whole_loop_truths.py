@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, traced
 
 import tilec
 import tilec.language as T
@@ -142,7 +142,7 @@ def test_numbers(name: str, target: str, m: int, n: int, rng: np.random.Generato
 @pytest.mark.parametrize("name", NAMES)
 def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
     kernel, arrays, _ = given(name, 130, 300, rng)
-    text = kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    text = traced(kernel, *arrays, target="cuda:sm_90a")
     assert "reduce" in text and "alloc fragment" in text
 
 

@@ -13,8 +13,6 @@ from tilec.jit.specialise import Asked, Chosen
 from tilec.kernel import Kernel
 from tilec.tune import Ranked
 
-_ALL = 100_000  # plans of one kernel, and more
-
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -150,7 +148,7 @@ def _predicted(problem: Problem, asked: Asked, most: int) -> Sequence[Ranked]:
     choices = problem.kernel.choices
     if problem.target != "cpu":
         return [entry for entry in choices.recommend(asked, most) if not entry.reason]
-    found = choices.rank(asked.key(), asked, _ALL) if asked.open else None
+    found = choices.rank(asked.key(), asked) if asked.open else None
     apart: dict[Any, Ranked] = {}
     for entry in () if found is None else found.ranked:
         apart.setdefault(tuple(entry.constants.items()), entry)

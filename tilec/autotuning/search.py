@@ -15,13 +15,14 @@ from tilec.autotuning.candidates import Candidate, Problem, candidates, untuned
 from tilec.autotuning.compiling import Made, compile_job, load_compiler, make_job
 from tilec.autotuning.options import Options, Tuning
 from tilec.autotuning.trials import Trial, Trials, Unlike
-from tilec.autotuning.workers import Processes, processors
+from tilec.autotuning.workers import Processes
 from tilec.ir.errors import LaunchError, TilecError
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.disk import load_variant
 from tilec.jit.stages import Stages
 from tilec.runtime.image import Image
 from tilec.support.progress import Progress
+from tilec.support.settings import processors
 
 _FINALISTS, _WITHIN = 3, 1.1  # how many are timed again, and how far behind the best
 _QUICK, _LONG = (2.0, 10.0), (5.0, 50.0)  # warm-up and repetition, milliseconds

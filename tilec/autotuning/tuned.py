@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from tilec.autotuning.candidates import Candidate, Problem, answer_of, check_configs, check_key
 from tilec.autotuning.options import Options, Tuning, check_options, configs_of, refuse_unknown
 from tilec.autotuning.search import measure
-from tilec.autotuning.workers import processors
 from tilec.ir.caller import for_users, opaque
 from tilec.ir.errors import CompileError, LaunchError, shown
 from tilec.ir.schedule import plan_in
@@ -34,6 +33,7 @@ from tilec.runtime.arguments import REQUIRED, bind_call
 from tilec.runtime.devices import device_target, driver
 from tilec.runtime.gpu import GpuDriver
 from tilec.runtime.tensors import read_tensor
+from tilec.support.settings import processors
 
 _MOST_FOUND = 4096  # problems that a tuned kernel remembers
 

@@ -19,17 +19,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import IO, Any, ParamSpec, TypeVar
 
+from tilec.support.settings import processors
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _START = "import sys; sys.path[:] = {path!r}; from tilec.autotuning.workers import serve; serve()"
 _Job = tuple["Future[Any]", bytes]
-
-
-def processors() -> int:
-    """How many this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Processes(Executor):

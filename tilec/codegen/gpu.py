@@ -282,6 +282,14 @@ class Emitter(Buffers):
         masked = self.f.binary("and", self.get(o.value), o.mask)
         self.env[o.result] = self.f.binary("or", masked, o.bits)
 
+    def emit_permute_bytes(self, o: ops.PermuteBytes) -> None:
+        found = int_val(0)
+        for n, which in enumerate(o.bytes):
+            word = self.get(o.high if which > 3 else o.low)
+            byte = self.f.binary("and", self.f.binary("lshr", word, 8 * (which % 4)), 0xFF)
+            found = self.f.binary("or", found, self.f.binary("shl", byte, 8 * n))
+        self.env[o.result] = found
+
     def emit_extract(self, o: ops.Extract) -> None:
         kind = register_type(o.vector.dtype)
         self.env[o.result] = self.f.extract_element(self.get(o.vector), o.index, kind)

@@ -27,7 +27,7 @@ from tilec.ir.instr import (
 )
 from tilec.ir.instr import memory as moves
 from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
-from tilec.ir.instr.nvidia import AND_OR, TANH, UNKNOWN
+from tilec.ir.instr.nvidia import AND_OR, PERMUTE_BYTES, TANH, UNKNOWN
 from tilec.ir.llvm import Function, Val, float_val, int_val, shaped
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType, VectorType
 from tilec.target import Target
@@ -246,6 +246,11 @@ class NvptxEmitter(PrintingEmitter):
     def emit_and_or(self, o: ops.AndOr) -> None:
         numbers = (int_val(o.mask), int_val(o.bits))
         (self.env[o.result],) = self.execute(AND_OR, self.get(o.value), *numbers)
+
+    def emit_permute_bytes(self, o: ops.PermuteBytes) -> None:
+        chosen = int_val(sum(n << 4 * i for i, n in enumerate(o.bytes)))
+        words = self.get(o.low), self.get(o.high)
+        (self.env[o.result],) = self.execute(PERMUTE_BYTES, *words, chosen)
 
     def barrier_address(self, barrier: Value, slot: Value) -> Val:
         return self.shared_address(barrier, self.get(slot))

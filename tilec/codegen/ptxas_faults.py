@@ -1,6 +1,6 @@
 """PTX that ptxas compiles right, in the place of such that it does not.
 
-Three faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that the fuzzer found on an H200:
+Four faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that random programs found on an H200:
 
 - Of `y = x + c; z = x or a, by a predicate; w = z + c` in 16-bit floats (sums, products, minima and
   maxima alike) the two sums become one of pairs, behind the predicated move of `a` to the register
@@ -9,6 +9,9 @@ Three faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that the fuzzer found
   (a shuffled 0), is converted from a number of no meaning. From a register of its own it is not.
 - So are the operands of a float8 mma, which sm_90a does by such conversions and two mma of float16.
   Where an operand is shuffled these stand in the PTX, and the conversions are the ones of before.
+- The upper half of a product of a loop's index (`x * i >> 32`: an index divided by a number that is
+  known at run time) is multiplied by another number that the loop does not change, and the upper
+  half of `x * number`, times i, is taken for it. Of the upper half alone (mul.hi) it is not.
 
 And one by which code is slow: of a loop whose products (wgmma) are in flight at an iteration's end
 it may wait for each instruction, if sums are converted to 16 bits one by one behind it (C7514). Two
@@ -26,6 +29,9 @@ _HALVES = re.compile(r"^\tmov\.b32 \t(?:\{[^}]*\}, (%\w+)|(%\w+), \{[^}]*\});$",
 _CUT = re.compile(r"^\tcvt\.u(?:16\.u32 \t%\w+, (%\w+)|32\.u16 \t(%\w+), %\w+);$", re.M)
 _SELECT = re.compile(r"^\tselp\.b(16|32) \t(%\w+), (\S+), (\S+), (%\w+);$", re.M)
 _FLOAT8 = re.compile(r"^\tcvt\.rn\.f16x2\.(e4m3x2|e5m2x2) \t(%\w+), (%\w+);$", re.M)
+_PRODUCT = re.compile(r"^\tmul\.(?:lo\.s|wide\.[us])(?:64|32) \t(%rd\d+), (\S+), (\S+);$", re.M)
+_WIDENED = re.compile(r"^\tcvt\.u64\.u32 \t(%rd\d+), ", re.M)
+_UPPER = re.compile(r"^\tmov\.b64 \t\{(_|%r\d+), (%r\d+)\}, (%rd\d+);$", re.M)
 _SINGLE = re.compile(r"\tcvt\.rn\.(b?f16)\.f32 \t(%\w+), (%\w+);")
 _OTHER = re.compile(r"\$L|.*\bbra\b|\t// begin inline asm")  # where sums may be other ones
 _FLYING = re.compile(r"\bwgmma\.wait_group\.sync\.aligned [1-9]")
@@ -49,6 +55,7 @@ def without_faults(ptx: str) -> str:
             ptx,
         )
     ptx = _FLOAT8.sub(_from_own_register, ptx)
+    ptx = _upper_products(ptx)
     paired = {r for line in _PAIRED.findall(ptx) for r in _REGISTER.findall(line)}
     if not paired:
         return ptx
@@ -75,6 +82,28 @@ def without_faults(ptx: str) -> str:
         return "\n".join("\t" + line for line in lines)
 
     return _SELECT.sub(masked, ptx)
+
+
+def _upper_products(ptx: str) -> str:
+    """`ptx` with the upper halves of products as such, which were halves of registers."""
+    if not _UPPER.search(ptx):
+        return ptx
+    products = {to: (a, b) for to, a, b in _PRODUCT.findall(ptx)}
+    widened = {*_WIDENED.findall(ptx)}
+
+    def upper(m: re.Match[str]) -> str:
+        low, high, whole = m.groups()
+        if whole not in products:
+            return m[0]
+        if widened.issuperset(products[whole]):
+            a, b = products[whole]
+            words = f".reg .b32 a, b; cvt.u32.u64 a, {a}; cvt.u32.u64 b, {b};"
+            line = f"\t{{ {words} mul.hi.u32 {high}, a, b; }}"
+        else:
+            line = f"\t{{ .reg .b64 up; shr.u64 up, {whole}, 32; cvt.u32.u64 {high}, up; }}"
+        return line if low == "_" else f"{line}\n\tcvt.u32.u64 \t{low}, {whole};"
+
+    return _UPPER.sub(upper, ptx)
 
 
 def with_pairs_of_sums(ptx: str) -> str:

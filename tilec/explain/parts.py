@@ -9,7 +9,7 @@ from tilec.explain.facts import Facts
 from tilec.explain.schedule import Bar, Loop, Role, Statement
 from tilec.sim.counts import Counts, LineCount
 from tilec.support.rich import escape, time_text
-from tilec.tune.rank import HEAD, cells
+from tilec.tune.table import HEAD, cells
 
 COLOURS = 8  # of statements
 LEFT, WIDTH, TOP = 150, 1180, 26  # pixels of a timeline: labels, all, axis

@@ -9,12 +9,12 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilec import language as T
 from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError
-from tilec.ir.types import FLOAT32
 from tilec.support.lazy import Lazy
 from tilec.support.syntax import every, name_nodes, names_in, nodes, stored_names
 
@@ -159,17 +159,9 @@ class BodyReader:
                 return side if fixed else None
 
             used = self.source.used_names()
-            for single in order.in_ways(nest, self.meaning, used, decided):
-                typed = dtypes.with_dtypes(single, self.meaning)
-                args = (
-                    typed,
-                    self.meaning,
-                    lambda test: side,
-                    lambda e: 0,
-                    lambda dtype: FLOAT32,
-                    str,
-                )
-                if (product := products.find_product(*args)) is not None:
+            for single in order.in_ways(replace(nest, decided=decided), used):
+                typed = dtypes.with_dtypes(replace(single, decided=lambda test: side))
+                if (product := products.find_product(typed, str)) is not None:
                     return product
             return None
 
@@ -181,11 +173,11 @@ class BodyReader:
     def telling(self, whole: nests.Nest) -> dict[str, Tells]:
         """The sizes that a whole loop's form follows, and what they count."""
         told: dict[str, Tells] = {}
-        nest = places.as_folds(whole, self.meaning, str) or whole
+        nest = places.as_folds(whole, str) or whole
         product = self._product(whole)
         several = () if product is None else product.several
         longest = (e for i, e in zip(whole.indices, whole.extents) if i in several)
-        found = nests.telling(nest, self.meaning)
+        found = nests.telling(nest)
         if product is not None:
             found["few"] = ()
         for what, extents in (("loops", tuple(longest)), *found.items()):

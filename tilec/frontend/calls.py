@@ -17,7 +17,6 @@ from tilec.frontend.builtins import (  # noqa: F401 (they fill the table of buil
     atomic,
     barriers,
     externs,
-    fast,
     header,
     layout,
     matrices,
@@ -33,7 +32,7 @@ from tilec.frontend.builtins import (  # noqa: F401 (they fill the table of buil
 )
 from tilec.frontend.builtins.formulas import round_away
 from tilec.frontend.builtins.lanes import vector
-from tilec.frontend.builtins.table import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
+from tilec.frontend.builtins.table import BUILTINS, Builtin, bind_call, dtype_at, of_builtin
 from tilec.frontend.builtins.tile import new_variable
 from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
 from tilec.frontend.functions import Functions
@@ -115,7 +114,7 @@ class Calls(Functions):
         shown = f"T.{known.name}"
         if isinstance(node.func, ast.Attribute) and getattr(T, node.func.attr, None) is function:
             shown = f"T.{node.func.attr}"  # as its author calls it: T.where is T.if_then_else
-        bound = bind_call(self, shown, known.name, parameters_of(function), node, known.raw)
+        bound = bind_call(self, shown, known.name, of_builtin(function), node, known.raw)
         return known(bound)
 
     def _plain_arguments(self, shown: str, node: ast.Call, count: int) -> list[object]:

@@ -15,7 +15,7 @@ from typing import Any
 from tilec import language as T
 from tilec.builtins import foreign, formulas, maths
 from tilec.frontend.arithmetic import known_as_int
-from tilec.frontend.builtins.table import BUILTINS, bind_call
+from tilec.frontend.builtins.table import BUILTINS, bind_call, parameters_of
 from tilec.frontend.context import Frame
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.operators import as_operator
@@ -60,11 +60,12 @@ class Functions(Expressions):
     def inline(self, macro: T.Macro, node: ast.Call) -> object:
         """The macro's body, traced here with its parameters bound to the arguments."""
         source = self._source(macro.function)
-        parameters = tuple(inspect.signature(source.function).parameters.values())
+        parameters = inspect.signature(source.function).parameters.values()
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
             args, kwargs = self.arguments(node)
             return self.trace_function(macro.function, args, kwargs, macro=True)
-        bound = bind_call(self, macro.__name__, macro.__name__, parameters, node)
+        given = parameters_of(source.function)
+        bound = bind_call(self, macro.__name__, macro.__name__, given, node)
         return self._trace_body(source, bound.values, bound.nodes)
 
     def _source(self, function: Callable[..., Any], unwrap: bool = True) -> Source:

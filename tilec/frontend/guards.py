@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 from tilec.frontend.index import Indices
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
-from tilec.ir.ops import NEGATED
+from tilec.ir.intervals import decide
+from tilec.ir.ops import MIRRORED, NEGATED
 from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
 
 _LIMIT = 1 << 17  # iterations that are tried out
-_SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Comparison:
         if b.constant is not None:
             return Comparison(kind, a, b.constant)
         if a.constant is not None:
-            return Comparison(_SWAPPED[kind], b, a.constant)
+            return Comparison(MIRRORED[kind], b, a.constant)
         return Comparison(kind, a - b, 0)
 
     def negated(self) -> Comparison:
@@ -63,25 +63,11 @@ Known = TypeVar("Known")
 def decided(condition: Condition | None, indices: Indices, other: Known) -> bool | Known:
     """Whether `condition` holds, as far as what is known of its numbers says; `other` if that is
     not enough."""
-    answers = {_decided(c, indices) for c in condition or ()}
-    if False in answers:
+    bounds = ((c, (c.bound, c.bound)) for c in condition or ())
+    answers = {decide(c.kind, indices.reach(c.tested), bound) for c, bound in bounds}
+    if (0, 0) in answers:
         return False
-    return True if answers == {True} else other
-
-
-def _decided(c: Comparison, indices: Indices) -> bool | None:
-    low, high = indices.reach(c.tested)
-    if low is not None and low == high:
-        return bool(getattr(operator, c.kind)(low, c.bound))
-    below = high is not None and high < c.bound
-    above = low is not None and low > c.bound
-    if below or above:
-        return bool(getattr(operator, c.kind)(-1 if below else 1, 0))
-    if c.kind in ("le", "gt") and high == c.bound:
-        return c.kind == "le"
-    if c.kind in ("ge", "lt") and low == c.bound:
-        return c.kind == "ge"
-    return None
+    return True if answers == {(1, 1)} else other
 
 
 Quotient = tuple[Affine, int]

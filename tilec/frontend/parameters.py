@@ -18,6 +18,7 @@ from tilec.frontend.whole_loops.forms import WholeLoops
 from tilec.ir import types
 from tilec.ir.core import Block, Param, Value
 from tilec.ir.errors import InternalError
+from tilec.ir.loc import Loc
 from tilec.ir.python_text import linear_text, size_text
 from tilec.ir.uniformity import LANES
 from tilec.support.syntax import names_in
@@ -114,33 +115,31 @@ class Parameters(WholeLoops):
             raise InternalError(f"no fact about the tensor {p.name} was given", p.loc)
         with self.at(p.loc):
             self._check_fact(p, fact)
-        packed = fact.dtype if fact.dtype in types.ON_CHIP else None
-        dtype = types.UINT8 if packed else fact.dtype
-        extents, steps = fact.shape or (1,), fact.strides or (1,)
-        made = types.BufferType(extents, dtype, "global", steps, fact.align)
-        shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(extents))
-        strides = tuple(self._stride_of(p.name, d, e) for d, e in enumerate(steps))
-        for written, given in ((p.shape, shape), (p.strides, strides)):
+        self.names[p.name] = made = self._argument(p.name, p.loc, fact)
+        for written, given in ((p.shape, made.stored or made.shape), (p.strides, made.strides)):
             for name, v in zip(written or (), given):
                 if isinstance(name, str) and name.isidentifier():
                     self._bind_size(p, name, v)
-        value = Value(made, p.name)
-        self.tensors[p.name] = Param(value, "tensor", p.name)
-        self.names[p.name] = self._as_packed(
-            Buffer(value, shape, p.loc, strides, single=not fact.shape), packed
-        )
         if p.is_output:
             self.outputs.append((p.name, fact.shape, fact.dtype))
 
-    def _as_packed(self, stored: Buffer, packed: types.DType | None) -> Buffer:
-        """The tensor whose elements are narrower in memory."""
+    def _argument(self, name: str, loc: Loc, fact: TensorFact) -> Buffer:
+        """A tensor of a name; its elements may be narrower in memory, whose extents and strides
+        are those of the fact."""
+        packed = fact.dtype if fact.dtype in types.ON_CHIP else None
+        extents, steps = fact.shape or (1,), fact.strides or (1,)
+        dtype = types.UINT8 if packed else fact.dtype
+        value = Value(types.BufferType(extents, dtype, "global", steps, fact.align), name)
+        shape = tuple(self._size_of(name, d, e) for d, e in enumerate(extents))
+        strides = tuple(self._stride_of(name, d, e) for d, e in enumerate(steps))
+        self.tensors[name] = Param(value, "tensor", name)
+        made = Buffer(value, shape, loc, strides, single=not fact.shape)
         if packed is None:
-            return stored
-        if packed.bits == 8:
-            return replace(stored, packed=packed, stored=stored.shape)
-        *outer, last = stored.shape
-        twice = integer(self.binary("mul", last, 2))
-        return replace(stored, shape=(*outer, twice), packed=packed, stored=stored.shape)
+            return made
+        if packed.bits < 8:
+            *outer, last = shape
+            shape = (*outer, integer(self.binary("mul", last, 2)))
+        return replace(made, shape=shape, packed=packed, stored=made.shape)
 
     def _check_fact(self, p: Parameter, fact: TensorFact) -> None:
         if p.dtype is not None and p.dtype is not fact.dtype:
@@ -307,9 +306,9 @@ class Parameters(WholeLoops):
             raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
         extents: list[types.Extent] = []
         texts: list[types.Extent] = []
-        packed = empty.dtype if empty.dtype in types.ON_CHIP else None
-        dtype = types.UINT8 if packed else empty.dtype
-        whole = narrow.in_bytes(self, empty.shape, packed) if packed else empty.shape
+        dtype, whole = empty.dtype, empty.shape
+        if dtype in types.ON_CHIP:
+            dtype, whole = types.UINT8, narrow.in_bytes(self, whole, dtype)
         # What is known before a call allocates: its sizes, and its integer arguments.
         known = {p.value: n for n, p in self.size_params.items()} | self.scalar_names
         for dim, e in enumerate(whole):
@@ -324,7 +323,6 @@ class Parameters(WholeLoops):
             plain = isinstance(text, int) or text in self.size_params
             extents.append(text if plain else f"{name}_size{dim}")
             texts.append(text)
-        shape = tuple(self._size_of(name, d, e) for d, e in enumerate(extents))
         fact = self.known.tensors.get(name)
         strides = fact.strides if fact else types.named_strides(name, extents)
         align = 16
@@ -332,12 +330,7 @@ class Parameters(WholeLoops):
             align = fact.align
         elif any(isinstance(s, str) for s in strides):
             align = max(1, dtype.bits // 8)
-        made = types.BufferType(tuple(extents) or (1,), dtype, "global", strides or (1,), align)
-        value = Value(made, name)
-        self.tensors[name] = Param(value, "tensor", name)
         if not part:  # others of several kernels are given it
             self.outputs.append((name, tuple(texts), dtype))
-        stride_values = tuple(self._stride_of(name, d, s) for d, s in enumerate(strides))
-        strides_here, single = stride_values or (1,), not shape
-        made_by_call = Buffer(value, shape or (1,), empty.loc, strides_here, single=single)
-        return self._as_packed(made_by_call, packed)
+        made = TensorFact(tuple(extents), empty.dtype, strides, align)
+        return self._argument(name, empty.loc, made)

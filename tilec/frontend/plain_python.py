@@ -148,9 +148,9 @@ IN_THE_LANGUAGE = frozenset(
         "tilec.frontend.builtins.scalar",
         "tilec.frontend.builtins.views",
         "tilec.frontend.builtins.rounding",
-        "tilec.frontend.decoders",
         "tilec.frontend.python_numbers",
         "tilec.frontend.builtins.formulas",
+        "tilec.frontend.builtins.random",
         "tilec.intrinsics.mfma",
     }
 )

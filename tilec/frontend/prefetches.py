@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cached_property
 
 from tilec.frontend.statement_order import may_run_ahead
 from tilec.ir import ops
 from tilec.ir.affine import Affine
-from tilec.ir.analysis import facts_of
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.effects import effects_in
@@ -39,7 +40,11 @@ def in_their_iteration(func: Func, own: Collection[Value]) -> Func:
 
 class _Prefetches:
     def __init__(self, func: Func, own: Collection[Value]) -> None:
-        self.facts, self.users, self.own = facts_of(func), func.body.users, own
+        self.func, self.own = func, own
+
+    @cached_property
+    def facts(self) -> Facts:
+        return facts_of(self.func)
 
     def block(self, block: Block) -> Block:
         done: list[Op] = []
@@ -116,7 +121,7 @@ class _Prefetches:
         p = before[places[-1]] if places else None
         if not isinstance(p, ops.Copy) or not _only_reads(before[places[-1] + 1 :]):
             return None
-        if not {x for x in self.users[v] if _touches(x, v)} <= {p, *walk(o.body)}:
+        if not {x for x in self.func.body.users[v] if _touches(x, v)} <= {p, *walk(o.body)}:
             return None
         alike = p.source.buffer is c.source.buffer and p.source.extents == c.source.extents
         if not alike or p.dest.buffer is not v or p.dest.extents != c.dest.extents:
@@ -145,7 +150,9 @@ class _Prefetches:
     def only_copy(self, o: ops.For, c: ops.Copy) -> ops.Copy | None:
         """The copy to shared memory that is all that reads what `c` brings to a fragment."""
         v = c.dest.buffer
-        readers = [x for x in self.users[v] if isinstance(x, ops.Copy) and x.source.buffer is v]
+        readers = [
+            x for x in self.func.body.users[v] if isinstance(x, ops.Copy) and x.source.buffer is v
+        ]
         readers = [x for x in readers if x.source.is_whole and x in o.body.ops]
         same = v.space == "fragment" and v.dtype == c.source.dtype
         only = same and len(readers) == 1 and len([x for x in o.body.ops if _touches(x, v)]) == 2

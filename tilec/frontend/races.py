@@ -18,7 +18,7 @@ from tilec.ir.affine import LINEAR, Affine, Forms
 from tilec.ir.core import Op, Value, made_in, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Cast, Parallel
+from tilec.ir.ops import Parallel
 from tilec.ir.semantics import array
 from tilec.ir.types import contiguous_strides
 from tilec.support.lazy import Lazy
@@ -71,13 +71,8 @@ def find_race(loop: Parallel, forms: Forms, shown: Mapping[Value, Value]) -> Rac
         (w, [r for r in reads_of.get(memory(w), {}).values() if r.place != w.place])
         for w in writes.values()
     ]
-    casts = (o for o in ops if isinstance(o, Cast))
-    widened = {o.result: o.operand for o in casts if o.dtype.bits >= o.operand.dtype.bits}
-    suspects = [(w, r) for w, r in suspects if r or not _distinct(w.indices, loop, widened)]
-    if not suspects or count < 2:
-        return None
     suspects = [(w, r) for w, r in suspects if r or not _tell_apart(w.indices, loop, forms)]
-    if not suspects:
+    if not suspects or count < 2:
         return None
     known = evaluate(loop, forms)
     for write, reads in suspects:
@@ -103,17 +98,11 @@ def find_shared_update(loop: Parallel, places: Container[Loc], forms: Forms) -> 
         (o.loc, e.region.offsets)
         for o, e in (effects_in(loop.body) if count > 1 else ())
         if e.writes and e.region and o.loc in places and e.region.type.space == "fragment"
-        if not _distinct(e.region.offsets, loop, {}) and e.region.buffer not in made_in(loop)
+        if e.region.buffer not in made_in(loop) and not _tell_apart(e.region.offsets, loop, forms)
     ]
-    if not suspects:
-        return None
-    known = evaluate(loop, forms)
-    for place, indices in suspects:
-        apart = _tell_apart(indices, loop, forms)
-        found = None if apart else rows_of(indices, known, count, forms)
-        if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
-            return place
-    return None
+    known = evaluate(loop, forms) if suspects else {}
+    apart = ((place, are_apart(indices, known, count, forms)) for place, indices in suspects)
+    return next((place for place, told in apart if told is False), None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -152,12 +141,6 @@ def _same_values(ops: Sequence[Op]) -> dict[Value, Value]:
             key = (type(o), repr(o.attributes), *(same.get(v, v) for v in o.operands))
             same[o.result] = first.setdefault(key, o.result)
     return same
-
-
-def _distinct(indices: Sequence[Value], loop: Parallel, widened: Mapping[Value, Value]) -> bool:
-    """Whether the indices are the loop's own, all of them: no element is written twice. `widened`:
-    what each cast is of."""
-    return set(loop.body.args) <= {widened.get(i, i) for i in indices}
 
 
 def _tell_apart(indices: Sequence[Value], loop: Parallel, forms: Forms) -> bool:
@@ -251,6 +234,14 @@ def rows_of(
         return None
     rows = np.stack([np.broadcast_to(f.array, (count,)) for f in found if f is not None], axis=1)
     return _Elements(rows, tuple(f.bases for f in found if f is not None))
+
+
+def are_apart(
+    indices: Sequence[Value], known: dict[Value, _Index | None], count: int, forms: Forms
+) -> bool | None:
+    """Whether all iterations have elements of their own; None where that cannot be computed."""
+    found = rows_of(indices, known, count, forms)
+    return None if found is None else len(np.unique(row_keys(found.rows)[0])) == count
 
 
 def row_keys(*rows: Any) -> list[Any]:

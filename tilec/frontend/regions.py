@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import functools
+import operator
 from dataclasses import replace
+from typing import Any
 
-from tilec.frontend.arithmetic import static_int
+from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.memory import Memory, barrier_of, counted
 from tilec.frontend.values import OPEN, Buffer, Region, Tile, describe, is_number
 from tilec.ir import core
+from tilec.ir.types import contiguous_strides
+from tilec.support.lazy import Lazy
+
+np: Any = Lazy("numpy")
 
 
 class Regions(Memory):
@@ -94,6 +101,22 @@ class Regions(Memory):
             )
         return a, b
 
+    def same_memory(self, a: Tile, b: Tile) -> bool:
+        """Whether two tiles are of one buffer, or of views of it."""
+        one, other = (self.shown.get(x.buffer.value, x.buffer.value) for x in (a, b))
+        return one is other
+
+    def check_overlap(self, what: str, source: Tile, dest: Tile) -> None:
+        """Raises CompileError if two tiles certainly share elements, through views, too, and are
+        not the same."""
+        if self.same_memory(source, dest) and not source.steps and not dest.steps:
+            one_buffer = source.buffer.value is dest.buffer.value
+            if (_share if one_buffer else _views_share)(source, dest):
+                raise self.error(
+                    f"{what} onto a part of itself: elements would be read after they are written",
+                    "copy it to another buffer, and from there",
+                )
+
     def _over_the_end(self, tile: Tile, other: Tile) -> Tile:
         """A slice up to the end of a tensor with the extents of the tile on chip, the larger ones:
         what is behind the end is out of bounds."""
@@ -172,3 +195,28 @@ class Regions(Memory):
                 "for i, j in T.Parallel(m, n): …",
             )
         return core.Region(t.buffer.value, tuple(map(self.index_value, t.offsets)), t.extents)
+
+
+def _share(a: Tile, b: Tile) -> bool:
+    apart = [(affine_of(x) - affine_of(y)).constant for x, y in zip(a.offsets, b.offsets)]
+    inside = (n is not None and -m < n < k for n, k, m in zip(apart, b.extents, a.extents))
+    return any(apart) and all(inside)
+
+
+def _views_share(a: Tile, b: Tile) -> bool:
+    types = a.buffer.type, b.buffer.type
+    if types[0].dtype.bits != types[1].dtype.bits or not all(
+        isinstance(e, int) for t in types for e in t.shape
+    ):
+        return False
+    steps = [contiguous_strides(t.static_shape) for t in types]
+    firsts = (
+        functools.reduce(operator.add, (affine_of(o).scaled(n) for o, n in zip(x.offsets, s)))
+        for x, s in zip((a, b), steps)
+    )
+    apart = functools.reduce(operator.sub, firsts).constant
+    if apart is None:
+        return False
+    one, other = (np.tensordot(s, np.indices(x.extents), 1).ravel() for x, s in zip((a, b), steps))
+    one = one + apart
+    return not np.array_equal(one, other) and bool(np.isin(one, other).any())

@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
-from tilec.frontend.races import LIMIT, Race, evaluate, np, row_keys, rows_of
+from tilec.frontend.races import LIMIT, Race, are_apart, evaluate
 from tilec.ir.affine import LINEAR, Forms
-from tilec.ir.core import Block, Op, Value, walk
+from tilec.ir.core import Op, Value, walk, within
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Binary, If, Load, Parallel, Store, Unary, yielded
 
@@ -47,7 +47,7 @@ def find_update(loop: Parallel, forms: Forms, around: Sequence[Sequence[Op]] = (
     body = _Body(loop, forms, around)
     if body.count == 1:
         return None
-    for store, conditions in body.stores(loop.body, ()):
+    for store, conditions in body.stores():
         if not body.is_update(store, conditions):
             continue
         sharing = max((body.sharing(i) for i in store.indices), default=Sharing.NOTHING)
@@ -74,31 +74,22 @@ class _Body:
     def __init__(self, loop: Parallel, forms: Forms, around: Sequence[Sequence[Op]]) -> None:
         self.loop, self.count, self.around = loop, math.prod(loop.extents), around
         self.forms = forms
-        self.made: dict[Value, Op] = {}
-        self.own: set[Value] = set()
-        self.loaded: set[Value] = set()
+        self.made = loop.body.defs
+        self.own = {*self.made}
+        for o in walk(loop.body):
+            self.made |= {a: o for region in o.regions for a in region.args}
+        self.loaded = {o.source for o in loop.body.every(Load)}
         self.stored: dict[Value, list[Value]] = {}
+        for s in loop.body.every(Store):
+            self.stored.setdefault(s.dest, []).append(s.value)
         self._behind: dict[Value, set[Value]] = {}
         self._known: dict[Value, Any] | None = None
-        for o in walk(loop.body):
-            self.made |= dict.fromkeys(o.results, o)
-            self.own.update(o.results)
-            self.made |= {a: o for region in o.regions for a in region.args}
-            if isinstance(o, Load):
-                self.loaded.add(o.source)
-            if isinstance(o, Store):
-                self.stored.setdefault(o.dest, []).append(o.value)
 
-    def stores(self, block: Block, around: Conditions) -> list[tuple[Store, Conditions]]:
+    def stores(self) -> Iterator[tuple[Store, Conditions]]:
         """Every store, and the conditions around it."""
-        found: list[tuple[Store, Conditions]] = []
-        for o in block.ops:
+        for o, around in within(self.loop.body):
             if isinstance(o, Store):
-                found.append((o, around))
-            inside = (*around, o.cond) if isinstance(o, If) else around
-            for region in o.regions:
-                found += self.stores(region, inside)
-        return found
+                yield o, tuple(x.cond for x in around if isinstance(x, If))
 
     def behind(self, v: Value) -> set[Value]:
         """`v`, and all that it is computed from. What is read from a variable is computed from all
@@ -202,8 +193,7 @@ class _Body:
         if not known:  # too many iterations
             return within == set(args)
         indices = [*within, *(i for i in clear if known.get(i))]
-        found = rows_of(indices, known, self.count, self.forms)
-        return found is not None and len(np.unique(row_keys(found.rows)[0])) == self.count
+        return are_apart(indices, known, self.count, self.forms) is True
 
     def are_always_apart(self, store: Store) -> bool:
         """Whether the indices tell all iterations apart: by their steps, or for each of a few
@@ -251,8 +241,7 @@ class _Body:
             return False
         for numbers in itertools.product(*told):
             known = evaluate(self.loop, self.forms, dict(zip(outside, numbers)), before)
-            found = rows_of(store.indices, known, self.count, self.forms)
-            if found is None or len(np.unique(row_keys(found.rows)[0])) < self.count:
+            if not are_apart(store.indices, known, self.count, self.forms):
                 return False
         return True
 

@@ -186,15 +186,20 @@ class Forms:
         return None
 
     def _divided(self, kind: str, a: Affine, by: int) -> Affine | None:
-        """Quotient or remainder by a number, where it is exact or the same for all values."""
+        """Quotient or remainder by a number, where it is exact or the same for all values of what
+        is no multiple: `(8 * x + i) // 8` is x for any i from 0 to 7."""
         lo, hi = self.reach(a)
         exact = a.quotient(by)
         if exact is None:
+            if kind.startswith("trunc") and (lo is None or lo < 0):
+                return None
+            multiple = Affine()
+            if lo is None or hi is None or lo // by != hi // by:
+                multiple = Affine(0, {v: c for v, c in a.terms.items() if c % by == 0})
+                lo, hi = self.reach(a - multiple)
             if lo is None or hi is None or lo // by != hi // by:
                 return None
-            if kind.startswith("trunc") and lo < 0:
-                return None
-            exact = Affine(lo // by)
+            exact = Affine(lo // by, {v: c // by for v, c in multiple.terms.items()})
         return exact if kind.endswith("div") else a - exact.scaled(by)
 
 

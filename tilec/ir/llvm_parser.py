@@ -14,7 +14,7 @@ https://llvm.org/docs/LangRef.html
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,6 +36,15 @@ _BINARY = frozenset(
     ("add", "sub", "mul", "and", "or", "xor", "shl", "lshr", "ashr", "udiv", "urem", "sdiv", "srem",
      "fadd", "fsub", "fmul", "fdiv", "frem")
 )  # fmt: skip
+_OF_VALUES: dict[str, Callable[..., str]] = {
+    "freeze": lambda a: a.type,
+    "fneg": lambda a: a.type,
+    "select": lambda cond, a, b: a.type,
+    "extractelement": lambda vector, index: elem_of(vector.type),
+    "insertelement": lambda vector, value, index: vector.type,
+    "shufflevector": lambda a, b, mask: shaped(elem_of(a.type), lanes_of(mask.type)),
+}
+"""Of the instructions that take values and nothing else, the type of the result."""
 _IGNORED = ("llvm.lifetime.", "llvm.experimental.noalias.scope.decl", "llvm.dbg.")
 
 
@@ -143,9 +152,10 @@ class _Parser:
             b = text.after(",").operand(a.type)
             kind = shaped("i1", lanes_of(a.type)) if compares else a.type
             self._add(opcode, Val(kind, result), (a, b), words)
-        elif opcode in ("freeze", "fneg"):
-            a = text.value()
-            self._add(opcode, Val(a.type, result), (a,), opcode)
+        elif opcode in _OF_VALUES:
+            values = tuple(text.several(text.value))
+            kind = _OF_VALUES[opcode](*values)
+            self._add(opcode, Val(kind, result), values, f"{opcode} {values[-1].ref}")
         elif opcode in _CASTS:
             a = text.value()
             text.expect("to")
@@ -155,26 +165,6 @@ class _Parser:
             read = getattr(self, f"read_{opcode}", None)
             assert read is not None
             read(result, text)
-
-    def read_select(self, result: str, text: LlvmText) -> None:
-        cond, a, b = text.several(text.value)
-        self._add("select", Val(a.type, result), (cond, a, b), "select")
-
-    def read_extractelement(self, result: str, text: LlvmText) -> None:
-        vector, index = text.several(text.value)
-        kind = elem_of(vector.type)
-        self._add("extractelement", Val(kind, result), (vector, index), f"at {index.ref}")
-
-    def read_insertelement(self, result: str, text: LlvmText) -> None:
-        vector, value, index = text.several(text.value)
-        self._add(
-            "insertelement", Val(vector.type, result), (vector, value, index), f"at {index.ref}"
-        )
-
-    def read_shufflevector(self, result: str, text: LlvmText) -> None:
-        a, b, mask = text.several(text.value)
-        kind = shaped(elem_of(a.type), lanes_of(mask.type))
-        self._add("shufflevector", Val(kind, result), (a, b, mask), "")
 
     def read_extractvalue(self, result: str, text: LlvmText) -> None:
         struct, index = text.value(), int(text.after(",").word())

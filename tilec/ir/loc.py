@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +37,6 @@ class Loc:
         start = max(self.col - cut, 0)
         width = max(min(self.end_col, len(text)) - self.col, 1)
         return f"    {shown}\n    {' ' * start}{'^' * width}"
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Loc:
-        """The location whose `dataclasses.asdict` went through JSON."""
-        caller = content["caller"]
-        inner = None if caller is None else Loc.from_json(caller)
-        return Loc(content["file"], content["line"], content["col"], content["end_col"], inner)
 
     def chain(self) -> tuple[Loc, ...]:
         """This location, then the macro calls around it, innermost first."""

@@ -7,10 +7,11 @@ from the cache neither traces nor predicts."""
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,6 @@ else:  # loaded by the first choice that is not in the cache
     schedule = Lazy("tilec.ir.schedule")
 
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
-_ALL = 1_000_000
 _MOST_REMEMBERED = 4096
 _MOST_CHOOSERS = 32  # each holds the traced kernel
 _MOST_TRACED = 256  # most of which a chooser holds, too
@@ -89,7 +89,10 @@ class Choices:
                 with self._lock:  # for which another thread may have had it
                     chosen = self._made.get((base, where))
                     choices = [chosen] if chosen else self._choose(base, where, asked)
-                chosen = choices[0] if len(choices) == 1 else self._first_good(choices, key_for)
+                if isinstance(choices, list):
+                    (chosen,) = choices
+                else:
+                    chosen = self._first_good(self._in_turn(choices), key_for)
             self._keep(base, where, chosen)
         return key_for(chosen)
 
@@ -112,7 +115,7 @@ class Choices:
         return build.trace_variant(signature, facts, self._traced)
 
     def _first_good(
-        self, choices: Sequence[Chosen], key_for: Callable[[Chosen], SpecialisationKey]
+        self, choices: Iterable[Chosen], key_for: Callable[[Chosen], SpecialisationKey]
     ) -> Chosen:
         """The first whose code fits in the registers, or nearly so where the next would be slower,
         under a plan that it was chosen for, or else such a one that spills least."""
@@ -158,7 +161,6 @@ class Choices:
         self,
         base: SpecialisationKey,
         asked: Asked,
-        most: int = 0,
         starts: Sequence[Mapping[str, int]] = (),
         below: float = math.inf,
     ) -> Choice | None:
@@ -182,13 +184,13 @@ class Choices:
 
         copies = {n: packed_copy(call.tensors[n], 0) for n in base.packed}
         given = replace(call, tensors={**call.tensors, **copies})
-        return chooser.choose(functools.partial(_value, given), extents, most, starts, below)
+        return chooser.choose(functools.partial(_value, given), extents, starts, below)
 
     def recommend(self, asked: Asked, most: int) -> tune.Recommendations:
         """At most so many configurations that can run, best first, and as many that cannot. What
         they take is what the passes find; see `Chooser.as_compiled`. Raises CompileError."""
         base = asked.key()
-        found = self.rank(base, asked, most)
+        found = self.rank(base, asked)
         if found is None:
             return tune.Recommendations()
         found = self._choosers[base].as_compiled(found, most)
@@ -202,26 +204,33 @@ class Choices:
         self, made: Chosen, known: set[Variant], base: SpecialisationKey, asked: Asked
     ) -> Chosen:
         """The best of the variants that other sizes have asked for, in their groups."""
-        found = self.rank(base, asked, _ALL)
+        found = self.rank(base, asked)
         alike = {_in_any_groups(v): v for v in known}
-        for r in () if found is None else found.ranked:
+        for r in () if found is None else found.found:
             usual = Chosen(r.constants, r.plan, (), made.text, made.packed)
             if variant := alike.get(_in_any_groups(_variant(usual))):
                 return replace(usual, plan=variant[1])
         return made
 
-    def _choose(self, base: SpecialisationKey, where: str, asked: Asked) -> list[Chosen]:
-        """What was chosen before, or else what to try, best first."""
+    def _in_turn(self, choices: Iterator[Chosen]) -> Iterator[Chosen]:
+        while True:
+            with self._lock:  # what is next may be ranked only now
+                chosen = next(choices, None)
+            if chosen is None:
+                return
+            yield chosen
+
+    def _choose(
+        self, base: SpecialisationKey, where: str, asked: Asked
+    ) -> list[Chosen] | Iterator[Chosen]:
+        """The one that was chosen before, or that there is; or else what to try, best first."""
         open_, stored = asked.open, self._stored.get(base)
         if stored is None:
             stored = self._stored[base] = load_choices(base)
         found_there = _read_choice(stored.get(where), open_)
         if found_there is not None:
             constants, plan, packed = found_there
-            call = replace(asked.call, first=None, constants=dict(asked.call.constants))
-            key = replace(base, packed=packed)
-            again = functools.partial(self._text, key, replace(asked, call=call))
-            return [Chosen(constants, plan, (), again, packed)]
+            return [Chosen(constants, plan, (), self._again(base, packed, asked), packed)]
         stored.pop(where, None)  # what cannot be read is made anew
         found = self.rank(base, asked)
         if found is None:
@@ -231,30 +240,38 @@ class Choices:
                 raise LaunchError(message, hint=hint)
             return [Chosen({}, None)]
         packed, found = self._packed(found, base, asked)
-        made = []
-        for tile in found.tiles:
-            plans = found.plans(tile)
-            more = bool(plans) and tile is not found.tiles[-1]
-            best = plans[0] if plans else None
-            alike = found.has_alike(tile)
-            made.append(Chosen(tile, best, plans, found.text, packed, more, alike))
+        text = self._again(base, packed, asked)
+        made = _one_by_one(found, packed, text)
+        first = next(made)
         known = self._known.get(base, set())
-        if len(known) >= MOST_VARIANTS and _variant(made[0]) not in known:
-            key = replace(base, packed=packed)
-            first = replace(made[0], only_ranked=False)
-            return [self._usual(first, known, key, asked)]
+        if len(known) >= MOST_VARIANTS and _variant(first) not in known:
+            first = replace(first, only_ranked=False)
+            return [self._usual(first, known, replace(base, packed=packed), asked)]
         if open_:
-            return made
-        ways = [Chosen({}, p[0], p, found.text, packed, True) for p in found.ways]
-        return [*ways[:-1], replace(ways[-1], only_ranked=False)] if ways else made[:1]
+            several = any(True for _ in itertools.islice(found.tiles(), 1, None))
+            return itertools.chain([first], made) if several else [first]
+        ways = [Chosen({}, p[0], p, text, packed, True) for p in found.ways]
+        if not ways:
+            return [first]
+        ways[-1] = replace(ways[-1], only_ranked=False)
+        return iter(ways) if ways[1:] else ways
+
+    def _again(
+        self, base: SpecialisationKey, packed: tuple[str, ...], asked: Asked
+    ) -> Callable[[], str]:
+        """What a choice was made from, when somebody asks for it."""
+        call = replace(asked.call, first=None, constants=dict(asked.call.constants))
+        return functools.partial(
+            self._text, replace(base, packed=packed), replace(asked, call=call)
+        )
 
     def _packed(
         self, found: Choice, base: SpecialisationKey, asked: Asked
     ) -> tuple[tuple[str, ...], Choice]:
         """The tensors that had better be packed, and the choice with them; else `found`."""
         call, signature = asked.call, asked.signature
-        names, plain = packable(base, call), found.best
-        if names and plain is not None:
+        names = packable(base, call)
+        if names and (plain := found.best) is not None:
             func = self.traced(signature, base, found.constants)
             free = packing.operands(func) - build.stored(func)
             free -= {p.name for p in signature.parameters if p.strides is not None}
@@ -266,10 +283,23 @@ class Choices:
                 apart = (n for n in names if call.tensors[n].strides[-1] != 1)
                 turned = copied([n for n in apart if n not in rows], call)
                 below = packing.left(sizes, turned, plain, speeds)
-                other = self.rank(packed, asked, 0, found.tiles, below)
+                other = self.rank(packed, asked, [*found.tiles()], below)
                 if other and other.best and packing.pays(sizes, turned, plain, other.best, speeds):
                     return names, other
         return (), found
+
+
+def _one_by_one(
+    found: Choice, packed: tuple[str, ...], text: Callable[[], str]
+) -> Iterator[Chosen]:
+    """The tiles of a choice, best first, each with its plans."""
+    tiles = found.tiles()
+    after = next(tiles, None)
+    while (tile := after) is not None:
+        after = next(tiles, None)
+        plans = found.plans(tile)
+        best, more = plans[0] if plans else None, bool(plans) and after is not None
+        yield Chosen(tile, best, plans, text, packed, more, found.has_alike(tile))
 
 
 def _read_choice(

@@ -38,14 +38,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.clusters import all_threads_of, residents_of, threads_of
+from tilec.ir.clusters import all_threads_of, groups_of, residents_of, threads_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import acting, effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
-from tilec.ir.ops import Binary, Copy, Fma, For, Gemm, If, Parallel, Reduce, Unary
+from tilec.ir.ops import Alloc, Binary, Copy, Fma, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
 from tilec.ir.types import BufferType
+from tilec.passes.plan_pipeline import room_for_rings
 from tilec.passes.utils.dependence import Edge, ModRef, edges, modref
 from tilec.passes.utils.orders import Graph, Node, best, in_versions
 from tilec.passes.utils.registers import budget
@@ -128,6 +129,9 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
         versions = filled(o)
         if not versions or any(x.c in conditional for x in free_running(o, _ringed(o), versions)):
             return None
+        shared = sum(v.buffer.stage_bytes for v in versions if v.space == "shared")
+        if shared and (groups_of(func) > 1 or shared > _room(func, target)):
+            return None
         found = _Body(o).in_versions(versions, groups, limit, target)
         if found is None:
             return None
@@ -136,6 +140,13 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
 
     func = func.rewrite(For, visit)
     return func.with_attrs(arranged=tuple(shown)) if shown else func
+
+
+def _room(func: Func, target: Target) -> int:
+    """Bytes of shared memory that are left."""
+    shared = (t for o in func.body.every(Alloc) if (t := o.type).space == "shared")
+    taken = sum(t.stage_bytes * t.stages for t in shared)
+    return room_for_rings(target, taken, residents_of(func))
 
 
 def _ringed(loop: For) -> list[Value]:

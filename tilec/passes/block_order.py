@@ -20,14 +20,14 @@ what their neighbours need, and every op of theirs that could be seen from outsi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, Dims, cluster_of, groups_of, size
-from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, walk
+from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, walk, within
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.neighbours import trend
@@ -99,17 +99,16 @@ def uneven(func: Func) -> bool:
     condition that such a loop stands under or has copies under, depends on the block."""
     facts = facts_of(func)
     indices = [o.result for o in func.body.every(ops.BlockIndex)]
-    return _uneven(func.body, False, lambda v: any(trend(facts, v, x) != 0 for x in indices))
 
+    def differs(*values: Value) -> bool:
+        return any(trend(facts, v, x) != 0 for v in values for x in indices)
 
-def _uneven(block: Block, inside: bool, differs: Callable[[Value], bool]) -> bool:
-    for o in block.ops:
-        loop = isinstance(o, ops.For) and o.kind == "pipelined"
-        if isinstance(o, ops.For) and loop and (differs(o.lo) or differs(o.hi)):
+    loops = {*pipelined(func.body)}
+    for o, around in within(func.body):
+        if isinstance(o, ops.For) and o in loops and differs(o.lo, o.hi):
             return True
-        if isinstance(o, ops.If) and differs(o.cond) and (inside or pipelined(o)):
-            return True
-        if any(_uneven(b, inside or loop, differs) for b in o.regions):
+        held = isinstance(o, ops.If) and (pipelined(o) or not loops.isdisjoint(around))
+        if held and differs(*ops.decides(o)):
             return True
     return False
 

@@ -22,12 +22,9 @@ def check_consumer_groups(func: Func, target: Target) -> Func:
     if groups_of(func) == 1:
         return func
     loop = loop_over_blocks(func)
-    for o in func.body.ops:
-        if o is not loop:
-            for x in walk(o):
-                if is_seen(x):
-                    raise refusal(func, "this acts outside of its loop over blocks", x.loc)
-    outside = (x for o in func.body.ops if o is not loop for x in walk(o))
+    outside = [x for o in func.body.ops if o is not loop for x in walk(o)]
+    for x in filter(is_seen, outside):
+        raise refusal(func, "this acts outside of its loop over blocks", x.loc)
     lasting = {o.result for o in outside if isinstance(o, Alloc)}
     handed = lasting.intersection(buffers_written(loop.effects()))
     found = exposed(loop.body, handed, constants(func.body))

@@ -14,13 +14,12 @@ fragment is what a product's result allows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Value, walk
+from tilec.ir.core import Block, Func, Op, Region, Value, walk, within
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType
 from tilec.passes.utils.accesses import fragment_accesses, only_store
 from tilec.target import Target
@@ -47,7 +46,8 @@ def find_products(func: Func, target: Target) -> Func:
     if ops.is_by_hand(func.body):
         return func
     facts, users = facts_of(func), func.body.users
-    everywhere = {*_together(func.body)}
+    # What all threads of a block come to.
+    everywhere = {o for o, x in within(func.body) if all(isinstance(y, ops.For) for y in x)}
     whole = {a.op for p in func.body.every(ops.Parallel) for a in fragment_accesses(p)}
     fused = func.attrs.get("fp_fusion", True)
 
@@ -69,14 +69,6 @@ def _takes_boxes(o: Op, v: Value) -> bool:
     """Whether an op accesses boxes of `v`, as tile ops do, and says nothing of its layout."""
     own = [e.reads or e.writes for e in o.effects() if e.buffer is v]
     return bool(own) and all(own) and not isinstance(o, ops.ElementAccess)
-
-
-def _together(block: Block) -> Iterator[Op]:
-    """The statements that all threads of a block come to."""
-    for o in block.ops:
-        yield o
-        if isinstance(o, ops.For):
-            yield from _together(o.body)
 
 
 def _sum_of_products(o: ops.For | ops.Parallel, facts: Facts) -> list[Op] | None:

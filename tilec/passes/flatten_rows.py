@@ -30,6 +30,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment
 from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value, walk
 from tilec.ir.types import INT32, BufferType, Extent, ScalarType
+from tilec.passes.utils.tile_ends import reaches
 from tilec.target import Target
 
 
@@ -242,26 +243,10 @@ class _Elements:
             if side.block is None:
                 covered = isinstance(extent, int) and side.tile >= extent
             else:
-                covered = self._covers(extents[side.block], extent, side.tile)
+                count = extents[side.block]
+                covered = reaches(self.func, self.facts, count, side.tile, extent)
             if not covered:
                 raise _Differs
-
-    def _covers(self, blocks: Value, extent: Extent, tile: int) -> bool:
-        """Whether so many blocks of `tile` elements are at least `extent` elements."""
-        most = self.facts.form(blocks)
-        if isinstance(extent, int):
-            return most.constant is not None and most.constant * tile >= extent
-        o = self.defs.get(blocks)
-        while isinstance(o, ops.Cast) and self.facts.form(o.result) == self.facts.form(o.operand):
-            o = self.defs.get(o.operand)
-        if isinstance(o, ops.Binary) and o.kind == "floordiv":
-            if self.facts.constant(o.rhs) != tile:
-                return False
-            most = self.facts.form(o.lhs)
-        elif tile > 1:
-            return False
-        over = most - self._size(extent)
-        return over.constant is not None and over.constant >= tile - 1
 
 
 class _Flat:

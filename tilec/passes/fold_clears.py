@@ -23,11 +23,8 @@ from tilec.target import Target
 
 def fold_clears(func: Func, target: Target) -> Func:
     numbers = constants(func.body)
-    folded: dict[Op, For] = {}
-    product: dict[Op, For] = {}
-    branch: set[Fill] = set()  # fills in branches
-    kept: dict[Op, tuple[If, bool]] = {}  # a product, and where it adds: in which branch
-    first: set[Gemm] = set()  # products right behind a fill
+    made: dict[Op, list[Op]] = {}  # of fills and products
+    behind: dict[Value, list[Op]] = {}  # a loop, by its index: it is rewritten itself
 
     def find(block: Block) -> None:
         cleared: dict[Value, Fill] = {}
@@ -36,21 +33,18 @@ def fold_clears(func: Func, target: Target) -> Func:
             for region in o.regions:
                 find(region)
             used = {*o.uses}
-            touched = [v for v in cleared if v in used]
-            if isinstance(o, For) and numbers.get(o.step, 0) > 0:
-                for v in touched:
-                    into = _only_product(o, v)
-                    if into is not None and cleared[v] not in chosen:
-                        folded[cleared[v]] = product[into] = o
-            for v in touched:
+            for fill in [cleared.pop(v) for v in [*cleared] if v in used]:
+                v = fill.dest.buffer
                 if isinstance(o, Gemm) and _adds_to(o, v):
-                    branch.add(cleared[v])
-                    if cleared[v] in chosen:
-                        kept[o] = chosen[cleared[v]]
-                    else:
-                        first.add(o)
-            for v in touched:
-                del cleared[v]
+                    made[fill] = [replace(fill, replaced=True)]
+                    first: list[Op] = [replace(o, clear=True)]
+                    made[o] = _only_where(o, *chosen[fill]) if fill in chosen else first
+                elif isinstance(o, For) and numbers.get(o.step, 0) > 0 and fill not in chosen:
+                    if (into := _only_product(o, v)) is not None:
+                        b = Builder(into.loc)
+                        later = b.compare("gt", o.body.args[0], o.lo)
+                        made[fill], made[into] = [], [*b.ops, replace(into, accumulate=later)]
+                        behind.setdefault(o.body.args[0], []).append(fill)
             if isinstance(o, Fill) and _zeroes(o, numbers):
                 cleared[o.dest.buffer] = o
             if isinstance(o, If):
@@ -58,38 +52,22 @@ def fold_clears(func: Func, target: Target) -> Func:
                     cleared[fill.dest.buffer], chosen[fill] = fill, (o, adds)
 
     find(func.body)
-    if not folded and not branch:
-        return func
-    after: dict[Value, list[Op]] = {}  # by the loop's index: the loop itself is rewritten
-    for fill, loop in folded.items():
-        after.setdefault(loop.body.args[0], []).append(fill)
 
     def visit(o: Op) -> None | list[Op]:
-        if o in folded:
-            return []
-        if isinstance(o, Fill) and o in branch:
-            return [replace(o, replaced=True)]
-        if o in first:
-            return [replace(o, clear=True)]
-        if isinstance(o, Gemm) and o in kept:
-            condition, adds = kept[o]
-            if adds:
-                return [replace(o, accumulate=condition.cond)]
+        if isinstance(o, For) and o.body.args[0] in behind:
             b = Builder(o.loc)
-            other = b.value(Unary, "not", condition.cond)
-            return [*b.ops, replace(o, accumulate=other)]
-        if isinstance(o, Gemm) and o in product:
-            b = Builder(o.loc)
-            loop = product[o]
-            later = b.compare("gt", loop.body.args[0], loop.lo)
-            return [*b.ops, replace(o, accumulate=later)]
-        if isinstance(o, For) and o.body.args[0] in after:
-            b = Builder(o.loc)
-            b.branch(b.compare("le", o.hi, o.lo), after[o.body.args[0]])
+            b.branch(b.compare("le", o.hi, o.lo), behind[o.body.args[0]])
             return [o, *b.ops]
-        return None
+        return made.get(o)
 
-    return func.rewrite(Op, visit)
+    return func.rewrite(Op, visit) if made else func
+
+
+def _only_where(o: Gemm, condition: If, adds: bool) -> list[Op]:
+    """The product, which adds where the condition holds (or where it does not)."""
+    b = Builder(o.loc)
+    where = condition.cond if adds else b.value(Unary, "not", condition.cond)
+    return [*b.ops, replace(o, accumulate=where)]
 
 
 def _zeroes(o: Fill, numbers: Mapping[Value, object]) -> bool:

@@ -26,7 +26,7 @@ from typing import TypeGuard
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, upstream, walk
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, upstream, walk, within
 from tilec.ir.effects import buffers_written, changing_tensors, effects_in, is_clonable
 from tilec.ir.element_loops import element_indices
 from tilec.passes.demote_fragments import demoted
@@ -200,37 +200,34 @@ def _without_repeated(func: Func) -> Func:
     return func.rewrite(ops.Copy, lambda o: [] if o in repeated else None) if repeated else func
 
 
-def _asked(
-    block: Block, conditions: tuple[Value, ...] = (), staged: bool = False
-) -> Iterator[Value]:
+def _asked(body: Block) -> Iterator[Value]:
     """What must be known ahead of time: of the copies of loops with stages, and of loops over
-    elements that gather a tile, where they read, and all conditions around, of which `conditions`
-    are those around the block."""
-    for o in block.ops:
-        if staged and fills_tile(o):
-            yield from (*o.source.offsets, *conditions)
-        elif staged and isinstance(o, ops.Parallel):
+    elements that gather a tile, where they read, and all conditions around."""
+    for o, around in within(body):
+        if not any(isinstance(x, ops.For) and has_stages(x) for x in around):
+            continue
+        if fills_tile(o):
+            yield from o.source.offsets
+        elif isinstance(o, ops.Parallel):
             inside = [*walk(o.body)]
             stores = [x for x in inside if isinstance(x, ops.Store)]
-            if stores and all(x.dest.space == "shared" for x in stores):
-                loads = [x for x in inside if isinstance(x, ops.Load)]
-                there = {x.result: x for x in loads if x.source.space == "global"}
-                yield from (v for x in there.values() for v in x.indices)
-                chosen = (x for x in inside if isinstance(x, ops.Select))
-                yield from (x.cond for x in chosen if {x.on_true, x.on_false} & there.keys())
-                yield from conditions
+            if not stores or any(x.dest.space != "shared" for x in stores):
+                continue
+            loads = [x for x in inside if isinstance(x, ops.Load)]
+            there = {x.result: x for x in loads if x.source.space == "global"}
+            yield from (v for x in there.values() for v in x.indices)
+            chosen = (x for x in inside if isinstance(x, ops.Select))
+            yield from (x.cond for x in chosen if {x.on_true, x.on_false} & there.keys())
         else:
-            within = staged or (isinstance(o, ops.For) and has_stages(o))
-            for region in o.regions:
-                yield from _asked(region, (*conditions, *ops.decides(o)), within)
+            continue
+        yield from (v for x in around for v in ops.decides(x))
 
 
 def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[ops.Load]:
     """The only access to what a copy leaves in shared memory, if one loop over its elements reads
     each of them there once, the copy brings the same to all blocks, and no loop with stages brings
     it ahead."""
-    around = [block.ops[i] for block, i in r.path[:-1]]
-    if any(isinstance(o, ops.For) and has_stages(o) for o in around) or len(r.readers) != 1:
+    if any(isinstance(o, ops.For) and has_stages(o) for o in r.around) or len(r.readers) != 1:
         return set()
     assert isinstance(r.fill, ops.Copy)
     behind = upstream(r.fill.source.offsets, made)

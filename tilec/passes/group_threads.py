@@ -9,7 +9,7 @@ nothing runs ahead there but what the author starts, in the stages that he asks 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -220,7 +220,7 @@ def whole_warps(func: Func, target: Target) -> Func:
         return _alone(func).with_attrs(threads=threads)
     facts = uniformity_of(func)
     loops = (o for o in func.body.every(ops.Parallel))
-    whole = set(_own_loops(func.body, facts))
+    whole = {o for o in walk(func.body) if _is_own_loop(o, facts)}
     inside = {x for o in (*loops, *whole) for r in o.regions for x in walk(r)}
     written = changing_tensors(func)
 
@@ -240,16 +240,11 @@ def _is_for_several(o: Op) -> bool:
     return needs_others(o) or (isinstance(o, ops.For) and o.kind in ("pipelined", "persistent"))
 
 
-def _own_loops(block: Block, facts: Uniformity) -> Iterator[Op]:
-    """The outermost loops that each thread does by itself, as often as its own values say."""
-    for o in block.ops:
-        if isinstance(o, ops.For | ops.While) and not any(map(_is_for_several, walk(o))):
-            if max(map(facts.level, ops.decides(o))) > Level.BLOCK:
-                yield o
-                continue
-        if not isinstance(o, ops.Parallel):
-            for region in o.regions:
-                yield from _own_loops(region, facts)
+def _is_own_loop(o: Op, facts: Uniformity) -> bool:
+    """Whether each thread does a loop by itself, as often as its own values say."""
+    if not isinstance(o, ops.For | ops.While) or any(map(_is_for_several, walk(o))):
+        return False
+    return max(map(facts.level, ops.decides(o))) > Level.BLOCK
 
 
 def _alone(func: Func) -> Func:

@@ -46,6 +46,7 @@ from tilec.passes.utils.distribution import (
     fewest_registers,
     folded_rows,
     is_narrow,
+    with_rows,
 )
 from tilec.passes.utils.gemm_layouts import (
     SWIZZLES,
@@ -130,22 +131,21 @@ class _Inference:
                 accumulator_layout(o, self.warps(o), self.target.warp_size),
                 f"strict: C of {o.instr}",
             )
+        operands = [(o, which, x) for o in gemms for which, x in (("a", o.a), ("b", o.b))]
         swizzles: dict[Value, int] = {}
-        for o in gemms:
-            for which, operand in (("a", o.a), ("b", o.b)):
-                most = swizzles.get(operand.buffer, SWIZZLES[0])
-                swizzles[operand.buffer] = min(most, swizzle_of(o, which))
-        for o in gemms:
-            for which, operand in (("a", o.a), ("b", o.b)):
-                t, most = operand.type, swizzles[operand.buffer]
-                if t.space == "shared":
-                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr, most)
-                    self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.instr}")
-                elif t.space == "fragment" and operand.is_whole and not o.instr.startswith("simt"):
-                    layout = operand_fragment_layout(o, which, self.warps(o))
-                    reason = f"strict: {which.upper()} of {o.instr} in registers"
-                    self.set(operand.buffer, layout, reason)
-        feeds = {x.buffer: o for o in gemms for x in (o.a, o.b) if x.type.space == "fragment"}
+        for o, which, x in operands:
+            most = swizzles.get(x.buffer, SWIZZLES[0])
+            swizzles[x.buffer] = min(most, swizzle_of(o, which))
+        for o, which, x in operands:
+            t, reason = x.type, f"strict: {which.upper()} of {o.instr}"
+            if t.space == "shared":
+                most = swizzles[x.buffer]
+                layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr, most)
+                self.set(x.buffer, layout, reason)
+            elif t.space == "fragment" and x.is_whole and not o.instr.startswith("simt"):
+                layout = operand_fragment_layout(o, which, self.warps(o))
+                self.set(x.buffer, layout, f"{reason} in registers")
+        feeds = {x.buffer: o for o, _, x in operands if x.type.space == "fragment"}
         for o in self.ops:
             if isinstance(o, ops.Copy) and o.dest.buffer in feeds:
                 t, row = o.source.type, feeds[o.dest.buffer].instr
@@ -237,9 +237,20 @@ class _Inference:
         if layout is not None:
             return layout
         order = [d for d in range(len(p.extents)) if d != dim] + [dim]
-        extents = tuple(p.extents[d] for d in order)
-        layout = self._blocked(extents, vector, held, self.warps(p))
-        return layout.permute(tuple(map(order.index, range(len(order)))))
+        row, count = self._rows_alike(p, dim)
+        shape = [e // count if d == row else e for d, e in enumerate(p.extents)]
+        layout = self._blocked(tuple(shape[d] for d in order), vector, held, self.warps(p))
+        layout = layout.permute(tuple(map(order.index, range(len(order)))))
+        return layout if count == 1 else with_rows(layout, row, count)
+
+    def _rows_alike(self, p: ops.Parallel, dim: int) -> tuple[int, int]:
+        """The dimension and number of rows that a thread has one after the other, since they read
+        the same, where two neighbours of each are left to every thread."""
+        row, count = self.coalescing.rows_alike(p, dim)
+        threads = self.warps(p) * self.target.warp_size
+        while count > 1 and prod(p.extents) < 2 * count * threads:
+            count //= 2
+        return (row, count) if count > 1 else (-1, 1)
 
     def _free_fragment(self, v: Value) -> None:
         if v not in self.layouts:

@@ -32,9 +32,11 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, Dims
 from tilec.ir.copy_engines import TMA_ALIGN
 from tilec.ir.core import Block, Func, Op, Region, Value, walk, with_boxes
+from tilec.ir.types import Extent
 from tilec.ir.uniformity import threads_show
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.plans import pipelined
+from tilec.passes.utils.tile_ends import reaches
 from tilec.target import Target
 
 Side = tuple[Value, int]
@@ -88,7 +90,7 @@ class _Sides:
         self.fixed: list[Side] = []
         self.kept = set[int]()  # dimensions whose blocks stay as they are
         self.boxes: dict[Region, dict[int, Side]] = {}
-        self.ends: list[tuple[int, Affine, object, int]] = []
+        self.ends: list[tuple[int, Affine, Extent, int]] = []
         for o in walk(func.body):
             self._op(o)
         self.dims = self._dims()
@@ -313,23 +315,10 @@ class _Sides:
         if count is not None and (count % n == 0 or count < n):
             return count % n == 0
         return all(
-            rest == Affine() and self._reaches(values[dim], count, extent, step)
+            rest == Affine() and reaches(self.func, self.facts, values[dim], step, extent)
             for d, rest, extent, step in self.ends
             if d == dim
         )
-
-    def _reaches(self, blocks: Value, count: int | None, extent: object, step: int) -> bool:
-        """Whether so many blocks of `step` elements reach the end of a tensor."""
-        if count is not None:
-            return isinstance(extent, int) and extent <= count * step
-        made = self.func.grid.defs.get(blocks)
-        if not isinstance(made, ops.Binary) or made.kind != "floordiv":
-            return False
-        rounded = self.facts.form(made.lhs)
-        if self.facts.constant(made.rhs) != step or rounded.const != step - 1:
-            return False
-        sizes = {p.value: p.value.name for p in self.func.params if p.role == "size"}
-        return [(sizes.get(v), c) for v, c in rounded.terms.items()] == [(extent, 1)]
 
     # --- what becomes of it ---
 

@@ -29,9 +29,10 @@ from tilec.ir.clusters import residents_of
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.layout import LayoutRequest
-from tilec.ir.types import BufferType
+from tilec.ir.types import BufferType, Extent
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.plans import is_open
+from tilec.passes.utils.tile_ends import reaches
 from tilec.target import CACHE_LINE, Target
 
 LEAST_STAGES = 2
@@ -60,7 +61,7 @@ class _Tile:
         return STEP // math.gcd(STEP, self.step * bits // 8) if bits in (8, 16) else 1
 
     @property
-    def end(self) -> object:
+    def end(self) -> Extent:
         """Where the tensor ends."""
         return self.copy.source.type.shape[self.along]
 
@@ -94,13 +95,12 @@ def _runs_ahead(o: ops.For) -> bool:
 
 class _Sums:
     def __init__(self, func: Func, target: Target) -> None:
-        self.users = func.body.users
+        self.func, self.users = func, func.body.users
         self.facts = facts_of(func)
         self.engines = CopyEngines(func, target, self.facts)
         shared = (o.type for o in func.body.every(ops.Alloc) if o.type.space == "shared")
         blocks = residents_of(func)
         self.room = target.shared_bytes // blocks - sum(t.stage_bytes for t in shared)
-        self.sizes = {p.value: p.value.name for p in func.params if p.role == "size"}
         self.made: dict[Value, BufferType] = {}
         self.chosen = self.loops(func)
 
@@ -244,11 +244,7 @@ class _Sums:
         made = self.facts.made_by(o.hi)
         if not begins or not isinstance(made, ops.Binary) or made.kind != "floordiv":
             return None
-        rounded, rounds = self.facts.form(made.lhs), self.facts.constant(made.rhs) == step
-        if not rounds or rounded.const != step - 1 or len(rounded.terms) != 1:
-            return None
-        ((size, times),) = rounded.terms.items()
-        if times != 1 or any(t.end != self.sizes.get(size, 0) for t in tiles):
+        if not all(reaches(self.func, self.facts, o.hi, step, t.end) for t in tiles):
             return None
         return b.binary("floordiv", b.binary("add", made.lhs, step * (n - 1)), step * n)
 

@@ -28,7 +28,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.instr.memory import CP_ASYNC_BYTES
-from tilec.ir.layout import Layout, leading_run
+from tilec.ir.layout import Layout, leading_run, rows_behind
 from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses, only_store
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
@@ -285,10 +285,26 @@ class Lowering:
             return math.gcd(groups, MOST_TOGETHER, _group_of(p, width))
         if _partial(p):
             return 1
+        if (rows := self._rows_alike(p)) and groups % rows == 0:
+            return rows
         late = most != MOST_OPS or _is_long(p, most)
         if late and _leaves(p, "shared"):
             return math.gcd(groups, MOST_TOGETHER)
         return math.gcd(groups, MOST_JAMMED) if _sums(p) else 1
+
+    def _rows_alike(self, p: ops.Parallel) -> int:
+        """How many rows that a thread has one after the other read the same somewhere, and are
+        lowered together; 0 if none do."""
+        dim, count = rows_behind(p.laid_out)
+        if count == 1:
+            return 0
+        arg = p.body.args[dim]
+        near = self.known.neighbours(arg, count)
+        loads = [o for o in p.body.every(ops.Load) if in_memory(o)]
+        moved = [
+            o for o in loads if not self.known.facts.origins.of_all(o.indices).isdisjoint([arg])
+        ]
+        return count if any(all(map(near.same, o.indices)) for o in moved) else 0
 
     def _emit(
         self,
@@ -313,7 +329,13 @@ class Lowering:
         body = LoopBody(self.known, work, p, width, guarded, replica)
         body.first = first
         envs: list[Substitution] = []
+        alike = batch > 1 and batch == self._rows_alike(p)
         for at in range(batch):
+            if at and alike:
+                arg = p.body.args[body.row]
+                row = inner.binary("add", envs[0][arg], at)
+                envs += ({**env, arg: row} for env in envs[:width])
+                continue
             start = first
             if at:
                 start = inner.binary("add", first, at * width)

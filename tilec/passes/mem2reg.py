@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, walk
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, altered, walk, within
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
-
-_STRUCTURED = (For, If, While)  # what hands values out of its regions
 
 
 def mem2reg(func: Func, target: Target) -> Func:
@@ -29,7 +26,7 @@ def mem2reg(func: Func, target: Target) -> Func:
     """
     promoted = _promotable(func)
     while promoted:
-        lifting = _Lifting(func, promoted)
+        lifting = _Lifting(promoted)
         body = lifting.block(func.body)
         if not lifting.undefined:
             return sweep(func.with_body(body))
@@ -57,7 +54,7 @@ def _promotable(func: Func) -> set[Value]:
             return True
         return max(uniformity.level(o.value), uniformity.around(o)) == Level.BLOCK
 
-    for o in walk(func.body):
+    for o, around in within(func.body):
         match o:
             case Load(indices=at) | Store(indices=at) | Fill(dest=Region(offsets=at)) if zeros(
                 at
@@ -65,24 +62,17 @@ def _promotable(func: Func) -> set[Value]:
                 pass
             case _:
                 found.difference_update(o.operands)
-    if found:
-        _drop_trapped(func.body, found, set())
+        stored = _stored(o)
+        if stored is not None and any(_traps(x, o, stored) for x in around):
+            found.discard(stored)
     return found
 
 
-def _drop_trapped(block: Block, found: set[Value], reach: set[Value]) -> None:
-    """Take from `found` the buffers stored to where no SSA value leads out. `reach`: those
-    allocated inside the innermost region of that kind."""
-    here = set(reach)
-    for o in block.ops:
-        if isinstance(o, Alloc):
-            here.add(o.result)
-        stored = _stored(o)
-        if stored and stored not in here:
-            found.discard(stored)
-        for name in o.region_fields:
-            open_ = isinstance(o, _STRUCTURED) and name != "cond"
-            _drop_trapped(getattr(o, name), found, here if open_ else set())
+def _traps(x: Op, o: Op, buffer: Value) -> bool:
+    """Whether no SSA value leads out of `x` of what `o` inside of it stores in a buffer from
+    outside."""
+    opens = isinstance(x, For | If) or (isinstance(x, While) and o not in x.cond.inside)
+    return not opens and not any(buffer in region.made for region in x.regions)
 
 
 def _stored(o: Op) -> Value | None:
@@ -100,29 +90,12 @@ class _Lifting:
     """One walk in textual order. `now` holds each live buffer's value, None before its first store;
     `undefined` collects the buffers loaded while that was None."""
 
-    def __init__(self, func: Func, promoted: set[Value]) -> None:
+    def __init__(self, promoted: set[Value]) -> None:
         self.promoted = promoted
         self.undefined: set[Value] = set()
         self.subst: Substitution = {}
         self.now: dict[Value, Value | None] = {}
-        self.writes: dict[Op, tuple[Value, ...]] = {}
         self.out: list[Op] = []
-        self.written(func.body)
-
-    def written(self, block: Block) -> dict[Value, None]:
-        """The promoted buffers written in `block` (in order); remembers them for each op inside."""
-        found: dict[Value, None] = {}
-        for o in block.ops:
-            stored = _stored(o)
-            if stored in self.promoted:
-                found[stored] = None
-            if o.region_fields:
-                inner: dict[Value, None] = {}
-                for region in o.regions:
-                    inner.update(self.written(region))
-                self.writes[o] = tuple(inner)
-                found.update(inner)
-        return found
 
     def block(self, block: Block) -> Block:
         outer, self.out = self.out, []
@@ -136,89 +109,59 @@ class _Lifting:
             case Alloc() if o.result in self.promoted:
                 self.now[o.result] = None
             case Load(source=buffer) if buffer in self.promoted:
-                value = self.now[buffer]
-                if value is None:
+                if self.now[buffer] is None:
                     self.undefined.add(buffer)
-                    value = self.anything(buffer, o)
-                self.subst[o.result] = value
+                self.subst[o.result] = self.held(buffer, o)
             case Store(value=value) | Fill(value=value) if (to := _stored(o)) in self.promoted:
                 self.now[to] = value
-            case For() | While() | If():
-                # a buffer that is not in `now` yet was allocated inside, and dies there
-                self.structured(o, [b for b in self.writes[old] if b in self.now])
             case _ if o.region_fields:
-                kept = dict(self.now)
-                done = o.with_regions(self.block)
-                self.now = kept
-                self.out.append(done)
+                # a buffer that is not in `now` yet was allocated inside, and dies there
+                stored = dict.fromkeys(v for x in walk(old) if (v := _stored(x)))
+                self.structured(o, [b for b in stored if b in self.promoted and b in self.now])
             case _:
                 self.out.append(o)
 
-    def structured(self, o: For | While | If, buffers: list[Value]) -> None:
-        results = tuple(_value(b) for b in buffers)
-        done: Op
-        match o:
-            case If():
-                done = self.branch(o, buffers)
-            case For():
-                inits = self.inits(o, buffers)
-                done = updated(o, inits=inits, body=self.region(o.body, buffers))
-            case While():
-                inits = self.inits(o, buffers)
-                cond = self.region(o.cond, buffers, hands_over=False)
-                done = updated(o, inits=inits, cond=cond, body=self.region(o.body, buffers))
-        self.now.update(zip(buffers, results))
-        self.out.append(replace(done, results=(*o.results, *results)) if results else done)
+    def structured(self, o: Op, buffers: list[Value]) -> None:
+        """An op with regions that hand over what is in these buffers; a loop takes it in, too."""
+        kept, takes = self.now, bool(buffers) and not isinstance(o, If)
 
-    def inits(self, o: For | While, buffers: list[Value]) -> tuple[Value, ...]:
-        """What a loop carries in: anything where nothing was stored yet, for it is not loaded."""
-        if not buffers:
-            return o.inits
-        return (*o.inits, *(self.now[b] or self.anything(b, o) for b in buffers))
-
-    def region(self, block: Block, buffers: list[Value], hands_over: bool = True) -> Block:
-        """A loop's region: takes the buffers' values as arguments and yields them
-        (`hands_over`).
-        """
-        kept = dict(self.now)
-        args = tuple(_value(b) for b in buffers)
-        self.now.update(zip(buffers, args))
-        done = self.block(block)
-        if args:
-            done = replace(done, args=(*done.args, *args))
-        if args and hands_over:
-            done = self.yielding(done, buffers)
-        self.now = kept
-        return done
-
-    def branch(self, o: If, buffers: list[Value]) -> Op:
-        kept = dict(self.now)
-        blocks = []
-        for region in o.regions:
+        def region(block: Block) -> Block:
             self.now = dict(kept)
-            blocks.append(self.yielding(self.block(region), buffers))
-        self.now = kept
-        then, orelse = blocks
-        types = (*o.types, *(ScalarType(b.dtype) for b in buffers)) if buffers else o.types
-        return updated(o, then=then, orelse=orelse, types=types)
+            args = tuple(map(_value, buffers)) if takes else ()
+            self.now.update(zip(buffers, args))
+            done = self.block(block)
+            done = replace(done, args=(*done.args, *args)) if args else done
+            decides = isinstance(o, While) and block is o.cond
+            return done if decides or not buffers else self.yielding(done, buffers)
+
+        before = tuple(self.held(b, o) for b in buffers) if takes else ()
+        done, results = o.with_regions(region), tuple(map(_value, buffers))
+        match o:
+            case For() | While() if buffers:
+                done = altered(done, inits=(*o.inits, *before), results=(*o.results, *results))
+            case If() if buffers:
+                types = (*o.types, *(r.type for r in results))
+                done = altered(done, types=types, results=(*o.results, *results))
+        self.now = {**kept, **dict(zip(buffers, results))}
+        self.out.append(done)
 
     def yielding(self, block: Block, buffers: list[Value]) -> Block:
         """`block` with the buffers' values at its end added to what it yields."""
-        if not buffers:
-            return block
         last = next((o for o in block.ops[-1:] if isinstance(o, Yield)), Yield())
         outer, self.out = self.out, [*block.statements]
-        values = tuple(self.now[b] or self.anything(b, last) for b in buffers)
+        values = tuple(self.held(b, last) for b in buffers)
         ops, self.out = self.out, outer
         done = replace(last, values=(*yielded(block), *values))
         return replace(block, ops=(*ops, done))
 
-    def anything(self, buffer: Value, near: Op) -> Value:
-        """A value for a place that is not looked at in a program without a fault."""
-        dtype = buffer.dtype
-        number = 0.0 if dtype.is_float else False if dtype.kind == "bool" else 0
-        value = _value(buffer)
-        self.out.append(Const(number, dtype, buffer.name, results=(value,), loc=near.loc))
+    def held(self, buffer: Value, near: Op) -> Value:
+        """What a buffer holds; anything where nothing was stored yet, for in a program without a
+        fault that is not looked at."""
+        value, dtype = self.now[buffer], buffer.dtype
+        if value is None:
+            number = 0.0 if dtype.is_float else False if dtype.kind == "bool" else 0
+            value = _value(buffer)
+            self.out.append(Const(number, dtype, buffer.name, results=(value,), loc=near.loc))
         return value
 
 

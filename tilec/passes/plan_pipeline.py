@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.effects import acting
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
 from tilec.passes.utils.building import is_shared
@@ -134,7 +134,7 @@ class Rings:
         self.engines = engines
         self.loops = [o for o in func.body.every(For) if has_stages(o)]
         self.zeros = {v for v, n in constants(func.body).items() if n == 0}
-        self.homes = dict(_homes(func.body))
+        self.allocs = {o.result for o in func.body.every(Alloc)}
         self.refused: dict[Value, str] = {}
         self.buffers = self._buffers()
 
@@ -176,12 +176,15 @@ class Rings:
     def across(self, chosen: Mapping[Value, Filled], persistent: bool = False) -> list[Value]:
         """Those of the chosen buffers that no loop with stages fills, but a persistent one; or one
         that will be around all."""
-        return [
-            v
-            for v, x in chosen.items()
-            if set(x.loops) == {None}
-            and all(innermost(r) is None and (persistent or _in_persistent(r)) for r in x.ranges)
-        ]
+
+        def is_across(r: LiveRange) -> bool:
+            loops = (o for o in r.around if isinstance(o, For))
+            return innermost(r) is None and (
+                persistent or any(o.kind == "persistent" for o in loops)
+            )
+
+        filled_once = (v for v, x in chosen.items() if set(x.loops) == {None})
+        return [v for v in filled_once if all(map(is_across, chosen[v].ranges))]
 
     # --- what may ---
 
@@ -189,7 +192,7 @@ class Rings:
         """The buffers all of whose writers are copies that fill them, with clear live ranges."""
         copies = [o for o in walk(self.func.body) if fills_tile(o)]
         found: dict[Value, Filled] = {}
-        wanted = {o.dest.buffer for o in copies if o.dest.buffer in self.homes}
+        wanted = {o.dest.buffer for o in copies if o.dest.buffer in self.allocs}
         for v, ranges in live_ranges(self.func.body, wanted, fills_tile).items():
             if isinstance(ranges, Unclear):
                 self.refused[v] = f"line {ranges.op.loc.line} {ranges.why}"
@@ -222,8 +225,7 @@ class Rings:
         """The loop with stages in which a copy may run ahead by its threads: it stands in no other
         loop inside, the user's `stage` does not hold it back, and what it needs is not carried."""
         assert isinstance(r.fill, Copy)
-        home = self.homes[r.fill.dest.buffer]
-        ops = [block.ops[i] for block, i in r.path]
+        ops = [*r.around, r.fill]
         inside = [n for n, o in enumerate(ops) if isinstance(o, (For, While))]
         if not inside:
             return None
@@ -232,7 +234,7 @@ class Rings:
             return None
         if not all(isinstance(o, If) for o in branches):
             return None
-        if home in [b for b, _ in r.path[inside[-1] + 2 :]]:
+        if any(o.result is r.fill.dest.buffer for x in branches for o in x.every(Alloc)):
             return None
         top = ops[inside[-1] + 1]
         return loop if not _held_back(loop, top) and can_run_ahead(loop, r.fill) else None
@@ -248,7 +250,7 @@ class Rings:
             for v, x in self.buffers.items()
             if v not in chosen
             and x.by_tma
-            and not any(_behind(r, rings) for r in x.ranges)
+            and not any(r.is_behind(rings) for r in x.ranges)
             and not any(_is_held(r) for r in x.ranges)
         }
         copies = [o for x in found.values() for o in x.copies]
@@ -285,15 +287,6 @@ def copies_of(loop: For) -> Iterator[Copy]:
             yield from (x for x in copies_of(o) if not x.dest.is_whole)
 
 
-def _homes(block: Block) -> Iterator[tuple[Value, Block]]:
-    """Each buffer and the block that it is allocated in."""
-    for o in block.ops:
-        if isinstance(o, Alloc):
-            yield o.result, block
-        for name in o.region_fields:
-            yield from _homes(getattr(o, name))
-
-
 def _held_back(loop: For, top: Op) -> bool:
     """Whether the user's `stage` puts a statement at the top of the loop's body into the last
     stage."""
@@ -305,25 +298,11 @@ def _held_back(loop: For, top: Op) -> bool:
 
 def _is_held(r: LiveRange) -> bool:
     """Whether the user's `stage` holds back what begins a range, in any loop around."""
-    pairs = zip(r.path, r.path[1:])
-    return any(
-        isinstance(loop := block.ops[i], For) and _held_back(loop, inner.ops[j])
-        for (block, i), (inner, j) in pairs
-    )
-
-
-def _in_persistent(r: LiveRange) -> bool:
-    around = (block.ops[i] for block, i in r.path)
-    return any(isinstance(o, For) and o.kind == "persistent" for o in around)
+    pairs = zip(r.around, [*r.around[1:], r.fill])
+    return any(isinstance(loop, For) and _held_back(loop, top) for loop, top in pairs)
 
 
 def innermost(r: LiveRange) -> For | None:
     """The innermost loop around the copy, if it has stages."""
-    ops = (block.ops[i] for block, i in reversed(r.path))
-    loop = next((o for o in ops if isinstance(o, (For, While))), None)
+    loop = next((o for o in reversed(r.around) if isinstance(o, (For, While))), None)
     return loop if isinstance(loop, For) and has_stages(loop) else None
-
-
-def _behind(r: LiveRange, loops: Collection[Op | None]) -> bool:
-    """Whether a copy stands behind one of the loops."""
-    return any(x in loops for block, i in r.path for o in block.ops[:i] for x in walk(o))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Func, Op, Value, walk, within
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Alloc, Copy, For, If, Parallel, Scope, While
+from tilec.ir.ops import Alloc, Copy, For, If, Parallel, RingStage, Scope, While
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import together
 from tilec.target import Target
@@ -58,61 +58,38 @@ def plan_shared(func: Func, target: Target) -> Func:
 def _lifetimes(func: Func) -> list[_Life]:
     uniformity = uniformity_of(func)
     lives: dict[Value, _Life] = {}
-    alias: dict[Value, Value] = {}
-    clock = 0
+    for alloc in func.body.every(Alloc):
+        if (t := alloc.type).space in ("shared", "barrier"):
+            size, whole = t.stage_bytes * t.stages, t.space == "barrier"
+            early = 0 if whole or t.stages > 1 else FOREVER
+            lives[alloc.result] = _Life(alloc, size, early, FOREVER if whole else -1)
+    root = {o.result: o.root for o in func.body.every(RingStage)}
+    place = {o: n for n, o in enumerate(walk(func.body))}
 
-    def touch(v: Value, first: int, last: int) -> None:
-        life = lives.get(alias.get(v, v))
-        if life:
-            life.first = min(life.first, first)
-            life.last = max(life.last, last)
-
-    def visit(block: Block, loops: list[tuple[set[Value], set[Value]]], still: bool) -> None:
-        nonlocal clock
-
-        def use(v: Value) -> None:
-            touch(v, clock, clock)
-            for made_before, used in loops:
-                if alias.get(v, v) in made_before:
-                    used.add(alias.get(v, v))
-
-        for o in block.ops:
-            clock += not still
-            if isinstance(o, Scope) and o.name == "producer":
+    def span(v: Value, o: Op, around: tuple[Op, ...]) -> tuple[int, int]:
+        """From where to where a use of a buffer is one."""
+        for x in around:
+            if isinstance(x, Scope) and x.name == "producer":
                 # It fills tiles from the start, and none that the consumers do not wait for: when
                 # they have read the last one, nothing is on its way any more.
-                for x in walk(o.body):
-                    for v in x.operands:
-                        touch(v, 0, 0)
-                continue
-            if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
-                size = o.type.stage_bytes * o.type.stages
-                whole = o.type.space == "barrier"
-                early = whole or o.type.stages > 1
-                lives[o.result] = _Life(o, size, 0 if early else FOREVER, FOREVER if whole else -1)
-            for r in o.results:
-                if o.opname == "ring_stage":
-                    alias[r] = alias.get(o.operands[0], o.operands[0])
-            for v in o.operands:
-                use(v)
-            if isinstance(o, Copy) and o.staging is not None:
-                # TMA reads it after the copy has been passed: in a loop, during the next round.
-                touch(o.staging, 0 if loops else clock, FOREVER)
-            # Where no barrier can stand, all that is used is used at once.
-            parted = isinstance(o, (For, While, If)) and not together(o, uniformity)
-            inside = still or parted or isinstance(o, Parallel)
-            if isinstance(o, (For, While)):
+                return 0, 0
+            parted = isinstance(x, For | While | If) and not together(x, uniformity)
+            if parted or isinstance(x, Parallel):
+                return place[x], place[x]  # where no barrier can stand, all is used at once
+            if isinstance(x, For | While) and not any(v in r.made for r in x.regions):
                 # What an iteration leaves in a buffer from outside, the next one may read.
-                start, used = clock, set[Value]()
-                for region in o.regions:
-                    visit(region, [*loops, (set(lives), used)], inside)
-                for v in used:
-                    touch(v, start, clock)
-            else:
-                for region in o.regions:
-                    visit(region, loops, inside)
+                return place[x], place[x] + sum(len(r.inside) for r in x.regions)
+        return place[o], place[o]
 
-    visit(func.body, [], False)
+    for o, around in within(func.body):
+        for v in (root.get(v, v) for v in o.operands):
+            if (life := lives.get(v)) is not None:
+                first, last = span(v, o, around)
+                if isinstance(o, Copy) and o.staging and v is root.get(o.staging, o.staging):
+                    # TMA reads it after the copy has been passed: in a loop, during the next round.
+                    again = any(isinstance(x, For | While) for x in around)
+                    first, last = 0 if again else first, FOREVER
+                life.first, life.last = min(life.first, first), max(life.last, last)
     used = [x for x in lives.values() if x.last >= 0]
     if func.attrs.get("by_hand"):  # groups use them at the same time, in whatever order
         for x in used:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk, within
 from tilec.ir.ops import Alloc, ElementAccess, For, Parallel
 from tilec.passes.utils.building import may_be_written_out
 from tilec.target import Target
@@ -64,34 +64,25 @@ class _Scratch:
         self.loops: dict[Value, list[Parallel]] = defaultdict(list)
         self.facts = facts_of(func)
         self.scratch: set[Value] = set()
-        self._walk(func.body)
-
-    def _walk(self, block: Block) -> None:
-        for o in block.ops:
+        for o, around in within(func.body):
+            if any(isinstance(x, Parallel) for x in around):
+                continue
             if isinstance(o, Alloc) and o.type.space == "local":
                 self.scratch.add(o.result)
             elif isinstance(o, Parallel):
                 self._loop(o)
             else:
                 self.scratch.difference_update(o.operands)
-                for region in o.regions:
-                    self._walk(region)
 
     def _loop(self, p: Parallel) -> None:
-        first: dict[Value, bool] = {}
-        self._first(p.body, True, first)
+        first: dict[Value, bool] = {}  # access, whether it is a write that each iteration makes
+        for o, around in within(p.body):
+            always = all(isinstance(x, For) and x.indices(self.facts.constant) for x in around)
+            writes = isinstance(o, ElementAccess) and all(e.kind == "write" for e in o.effects())
+            for v in o.operands:
+                first.setdefault(v, always and writes)
         for v in self.scratch & first.keys():
             if self.loops[v] and v.buffer.size != 1:  # an element may be what another loop has left
                 self.scratch.discard(v)
             self.loops[v].append(p)
         self.scratch -= {v for v, writes in first.items() if not writes}
-
-    def _first(self, block: Block, always: bool, first: dict[Value, bool]) -> None:
-        """Note for each buffer whether its `first` access is a write that each iteration makes."""
-        for o in block.ops:
-            runs = isinstance(o, For) and bool(o.indices(self.facts.constant))
-            for region in o.regions:
-                self._first(region, always and runs, first)
-            writes = isinstance(o, ElementAccess) and all(e.kind == "write" for e in o.effects())
-            for v in o.operands:
-                first.setdefault(v, always and writes)

@@ -118,12 +118,8 @@ def _numbers(ranges: list[LiveRange]) -> list[int]:
         found.append(0 if loop is None else own[loop])
         own.update([loop] if loop else [])
     last = max(own.values(), default=0)
-    behind = (any(_stands_behind(r, loop) for loop in own) for r in ranges)
+    behind = (r.is_behind(own) for r in ranges)
     return [last if loop is None and b else n for loop, b, n in zip(loops, behind, found)]
-
-
-def _stands_behind(r: LiveRange, loop: For) -> bool:
-    return any(loop in walk(Block((), block.ops[:i])) for block, i in r.path)
 
 
 # --- tiles that are changed in place ---

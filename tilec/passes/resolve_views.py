@@ -258,13 +258,14 @@ class _Views:
     def indices(self, b: Builder, shape: Sequence[Extent], place: Value) -> tuple[Value, ...]:
         """The indices in a buffer of this shape for a row-major number."""
         found: list[Value] = []
+        first, *behind = _wide(shape)
         for d, extent in reversed(list(enumerate(shape))):
-            number = self.tensors.number(b, extent, place.dtype)
-            if d:
+            if d in behind:
+                number = self.tensors.number(b, extent, place.dtype)
                 found.insert(0, b.binary("mod", place, number))
                 place = b.binary("floordiv", place, number)
             else:
-                found.insert(0, place)
+                found.insert(0, place if d == first else b.const(0))
         return tuple(found)
 
     def load(self, b: Builder, v: Value, indices: Sequence[Value]) -> Value:
@@ -345,35 +346,26 @@ class _Views:
         offsets: list[Value] = []
         extents: list[int] = []
         for of_view, of_root in _groups(r.type.shape, root.buffer.shape):
-            inner = [root.buffer.shape[d] for d in of_root if root.buffer.shape[d] != 1]
-            large = [d for d in of_view if r.extents[d] != 1]
-            split = sum(r.type.shape[d] != 1 for d in of_view) > len(inner)
-            if split and root.space == "global":
+            shape = [root.buffer.shape[d] for d in of_root]
+            inner = [e for e in shape if e != 1]
+            wide = [d for d in of_view if r.type.shape[d] != 1]
+            if len(wide) > len(inner) and root.space == "global":
                 return None  # a box may end behind a row of the view, and then is none
-            if len(inner) > 1 and [r.type.shape[d] for d in of_view] != inner:
-                if not self.within_a_row(r, of_view, root.buffer.shape[of_root[-1]]):
-                    return None
-                place = self.number(b, r.buffer, [(d, r.offsets[d]) for d in of_view])
-                offsets += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
-                extents += [1] * (len(of_root) - 1) + [r.extents[of_view[-1]]]
+            if len(inner) > 1 and [r.type.shape[d] for d in of_view] == inner:
+                places = iter(of_view)  # dimension for dimension
+                own = [None if e == 1 else next(places) for e in shape]
+                offsets += [b.const(0) if d is None else r.offsets[d] for d in own]
+                extents += [1 if d is None else r.extents[d] for d in own]
                 continue
-            if len(inner) > 1:  # equal, dimension for dimension
-                pairs = iter(of_view)
-                for d in of_root:
-                    one = root.buffer.shape[d] == 1
-                    at = None if one else next(pairs)
-                    offsets.append(b.const(0) if at is None else r.offsets[at])
-                    extents.append(1 if at is None else r.extents[at])
-                continue
-            if len(large) > 1 or (large and large[0] != of_view[-1]):
-                rest = of_view[of_view.index(large[0]) + 1 :] if large else []
-                if len(large) > 1 or any(r.type.shape[d] != 1 for d in rest):
-                    return None
+            large = [d for d in wide if r.extents[d] != 1]
+            if large not in ([], wide[-1:]):
+                return None
+            if len(inner) > 1 and not self.within_a_row(r, of_view, shape[-1]):
+                return None
             place = self.number(b, r.buffer, [(d, r.offsets[d]) for d in of_view])
-            for d in of_root:
-                here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])
-                offsets.append(place if here else b.const(0))
-                extents.append(r.extents[large[0]] if here and large else 1)
+            offsets += self.indices(b, shape, place)
+            here = r.extents[large[0]] if large else 1
+            extents += [here if n == _wide(shape)[-1] else 1 for n in range(len(shape))]
         return Region(root, tuple(offsets), tuple(extents))
 
     def number(self, b: Builder, v: Value, indices: Sequence[tuple[int, Value]]) -> Value:
@@ -457,6 +449,11 @@ def _in_boxes(o: Op, boxes: dict[Region, Region]) -> Op | None:
             if isinstance(made, ops.Scan) and made.source.extents != made.dest.extents:
                 return None
     return made
+
+
+def _wide(shape: Sequence[Extent]) -> list[int]:
+    """The dimensions that are not 1; the last one where all are."""
+    return [d for d, e in enumerate(shape) if e != 1] or [len(shape) - 1]
 
 
 def _groups(

@@ -14,13 +14,13 @@ tile leaves as it lies;
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import CopyEngines, same_order
-from tilec.ir.core import Block, Func, Op, Region, Value, walk
+from tilec.ir.core import Func, Op, Region, Value, walk, within
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import Layout, has_runs, tma_box
@@ -189,28 +189,24 @@ class _Unseen:
 
     def __init__(self, func: Func) -> None:
         self.facts = facts_of(func)
-        self.copies: set[Op] = set()
         self.users = func.body.users
-        self._block(func.body, (), set())
+        every = within(func.body)
+        self.copies = {o for o, x in every if isinstance(o, ops.Copy) and self._is_unseen(o, x)}
 
-    def _block(self, block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:
-        for o in block.ops:
-            if isinstance(o, ops.Copy):
-                behind = self.facts.origins.of_all(o.dest.offsets)
-                users = [u for u in self.users[o.dest.buffer] if u is not o]
-                if behind.issuperset(loops) and all(
-                    self._apart(u, o.dest, loops) or (u in others and self._within(u, o.dest))
-                    for u in users
-                ):
-                    self.copies.add(o)
-            inner = loops
-            if isinstance(o, ops.For) and o.kind != "persistent":
-                inner = (*loops, o.body.args[0])
-            elif isinstance(o, ops.While):
-                inner = (*loops, None)
-            for region in o.regions:
-                away = [x for x in o.regions if isinstance(o, ops.If) and x is not region]
-                self._block(region, inner, others.union(*map(walk, away)))
+    def _is_unseen(self, o: ops.Copy, around: Sequence[Op]) -> bool:
+        """Whether a copy that stands in these ops is one of them."""
+        loops = [
+            x.body.args[0] if isinstance(x, ops.For) else None
+            for x in around
+            if isinstance(x, ops.While) or (isinstance(x, ops.For) and x.kind != "persistent")
+        ]
+        sides = (region for x in around if isinstance(x, ops.If) for region in x.regions)
+        others = {x for region in sides if o not in region.inside for x in region.inside}
+        return self.facts.origins.of_all(o.dest.offsets).issuperset(loops) and all(
+            self._apart(u, o.dest, loops) or (u in others and self._within(u, o.dest))
+            for u in self.users[o.dest.buffer]
+            if u is not o
+        )
 
     def _apart(self, o: Op, box: Region, loops: Collection[Value | None]) -> bool:
         """Whether `o` touches no element of the box, be it in other iterations of `loops`."""

@@ -124,7 +124,7 @@ def nearest_tile(o: Gemm, target: Target) -> tuple[int, ...] | None:
 
 
 def _of_its_dtypes(o: Gemm, target: Target) -> list[MatrixInstruction]:
-    return [r for d in _dtypes(o) for r in _instrs(*d, target)]
+    return [r for d in dtypes_of(o) for r in _instrs(*d, target)]
 
 
 class Selection:
@@ -148,10 +148,10 @@ class Selection:
             return self._sparse(o, warps, widest)
 
         def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
-            instrs = _instrs(*(dtypes or _dtypes(o)[0]), self._target)
+            instrs = _instrs(*(dtypes or dtypes_of(o)[0]), self._target)
             return self._warpgroups(o, instrs, warps, widest)
 
-        for a, b, c in _dtypes(o):
+        for a, b, c in dtypes_of(o):
             ways = ((o, (a, b, c)), (altered(o, operands_swapped=True), (b, a, c)))
             for swizzle, (seen, dtypes) in itertools.product(SWIZZLES, ways):
                 seen = altered(seen, swizzle=swizzle)
@@ -171,7 +171,7 @@ class Selection:
         """The product with a compressed A with its row: for its dtypes in their order one that
         reads the operands where they lie, else one of a warp."""
         rows = sparse_instructions(o, self._target)
-        for dtypes in _dtypes(o):
+        for dtypes in dtypes_of(o):
             own = [r for r in rows if (r.a_dtype, r.b_dtype, r.c_dtype) == dtypes]
             chosen = self._warpgroups(o, own, warps, widest) or _warps(o, own, warps)
             if chosen is not None:
@@ -246,7 +246,7 @@ def sparse_instructions(o: Gemm, target: Target) -> list[MatrixInstruction]:
     m, n, k = o.shape
     rows = [
         instr
-        for dtypes in _dtypes(o)
+        for dtypes in dtypes_of(o)
         for instr in sparse_instructions_of(*dtypes)
         if target.has(instr.feature)
         and group_size(instr.a_dtype.bits) == group_size(o.a.dtype.bits)
@@ -255,7 +255,7 @@ def sparse_instructions(o: Gemm, target: Target) -> list[MatrixInstruction]:
     return rows if plain else []
 
 
-def _dtypes(o: Gemm) -> list[Dtypes]:
+def dtypes_of(o: Gemm) -> list[Dtypes]:
     """The dtypes (A, B, C) in which the product may be computed, the preferred ones first: its
     own; those to which its inputs convert exactly; a wider sum."""
     a, b, c = o.a.dtype, o.b.dtype, o.c.dtype

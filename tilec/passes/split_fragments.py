@@ -24,7 +24,7 @@ from typing import Any
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, altered, fresh
+from tilec.ir.core import Block, Func, Op, Substitution, Value, altered, fresh, within
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.ops import Alloc, ElementAccess, For, Load, Parallel, Store, Yield
 from tilec.ir.uniformity import uniformity_of
@@ -78,14 +78,12 @@ class _Split:
         self.short: set[Value] = set()  # indices of loops that may be written out
         self.own: set[Value] = set()  # those of loops over elements
         self.shapes: dict[Value, tuple[int, ...]] = {}
-        self.around: dict[Value, tuple[Value, ...]] = {}  # indices of the loops that it stands in
-        self._walk(func.body, ())
-
-    def _walk(self, block: Block, around: tuple[Value, ...]) -> None:
-        for o in block.ops:
+        self.around: dict[Value, set[Value]] = {}  # indices of the loops that it stands in
+        for o, outer in within(func.body):
             match o:
                 case Alloc() if o.type.space == "fragment" and o.type.layout is None:
-                    self.shapes[o.result], self.around[o.result] = o.type.static_shape, around
+                    self.shapes[o.result] = o.type.static_shape
+                    self.around[o.result] = {a for x in outer for r in x.regions for a in r.args}
                 case ElementAccess():
                     self.uses[o.buffer].append(o)
                     for index in o.indices:
@@ -101,8 +99,6 @@ class _Split:
                     self.short.update(a for a, e in pairs if e <= MOST_WRITTEN_OUT)
             if not isinstance(o, Alloc | ElementAccess):
                 self.others.update(o.operands)
-            for region in o.regions:
-                self._walk(region, (*around, *region.args))
 
     def add(self, fragment: Value) -> None:
         """Split `fragment` and what has to be with it, if all of that can be."""
@@ -193,15 +189,14 @@ def _is_for_all(o: Op) -> bool:
 
 def _copies(block: Block, along: Collection[Value], known: Callable[[Value], Any]) -> int:
     """How often the statement is written out that is so most often."""
-    most = 1
-    for o in block.ops:
-        times = 1
+
+    def times(o: Op) -> int:
         if isinstance(o, For) and o.body.args[0] in along:
-            times = len(o.indices(known) or ())
-        if isinstance(o, Parallel):
-            times = prod(e for a, e in zip(o.body.args, o.extents) if a in along)
-        most = max(most, *(times * _copies(region, along, known) for region in o.regions), 1)
-    return most
+            return len(o.indices(known) or ())
+        sizes = zip(o.body.args, o.extents) if isinstance(o, Parallel) else ()
+        return prod(e for a, e in sizes if a in along)
+
+    return max((prod(map(times, around)) for _, around in within(block)), default=1)
 
 
 def _renamed(func: Func, dims: Mapping[Value, frozenset[int]]) -> Func:

@@ -27,6 +27,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value, altered, walk
 from tilec.ir.ops import Alloc, Copy, For, Gemm
 from tilec.passes.plan_pipeline import copies_of, has_stages
+from tilec.passes.utils.operands import part_of_sum
 from tilec.target import Target
 
 LEAST = 256
@@ -121,18 +122,15 @@ class _Split:
             part = self._part(b, region, i)
             return [*b.ops, altered(o, **{side: part})]
         assert isinstance(o, Gemm)
-        mine, theirs = ("a", "b") if o.a.buffer is self.v else ("b", "a")
-        region, other = getattr(o, mine), getattr(o, theirs)
+        mine = "a" if o.a.buffer is self.v else "b"
+        region = getattr(o, mine)
         covered = self._covered(region, self.parts)
-        along = other.type.rank + o.summed[other is o.b]
         begin = self.parts[covered[0]][0]
         for i in covered:
             start, extent = self.parts[i]
+            piece = part_of_sum(b, o, start - begin, extent) if len(covered) > 1 else o
             changed: dict[str, Any] = {mine: self._part(b, region, i)}
-            if len(covered) > 1:
-                at = b.fold("add", other.offsets[along], start - begin)
-                changed[theirs] = other.cut(along, at, extent)
-            b.ops.append(altered(o, **changed, clear=o.clear and i == covered[0]))
+            b.ops.append(altered(piece, **changed, clear=o.clear and i == covered[0]))
         return b.ops
 
     def _part(self, b: Builder, r: Region, i: int) -> Region:

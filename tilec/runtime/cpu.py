@@ -25,6 +25,7 @@ from tilec.runtime.block import ArgumentBlock, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready, check_together
 from tilec.runtime.image import Image
 from tilec.runtime.workspace import workspace_params
+from tilec.support.settings import processors
 
 # A thread takes a share of the blocks that is this much smaller than an even one, so that a
 # thread that the system has taken away for a while holds up little.
@@ -38,11 +39,7 @@ def thread_count() -> int:
     """Threads a launch uses: TILEC_NUM_THREADS, else the processors this process may run on."""
     wanted = os.environ.get("TILEC_NUM_THREADS", "")
     if not wanted:
-        return (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        return processors()
     if not wanted.isdigit() or int(wanted) == 0:
         raise DriverError(f"TILEC_NUM_THREADS is {wanted!r}, not a positive number")
     return int(wanted)

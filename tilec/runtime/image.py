@@ -8,20 +8,18 @@ where they were saved).
 
 from __future__ import annotations
 
-import builtins
-import collections.abc
 import contextlib
 import hashlib
 import json
 import struct
-import types
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from tilec.ir.errors import TilecError, shown
+from tilec.ir.stored import fields_of, read_stored
 from tilec.ir.types import DTYPES, DType, TensorMapType
 from tilec.runtime.expressions import compile_expression
 
@@ -255,13 +253,12 @@ def _check(image: Image) -> None:
         compile_expression(text)
 
 
-_DECLARED = {c: get_type_hints(c) for c in (Image, Argument, AbiParam, Resources, TensorMapType)}
 _PAYLOAD = ("binary", "stages")
 
 
 def _header(image: Image) -> dict[str, Any]:
     """The image's fields as JSON values, less the payload."""
-    return {n: _as_json(getattr(image, n)) for n in _DECLARED[Image] if n not in _PAYLOAD}
+    return {n: _as_json(getattr(image, n)) for n in fields_of(Image) if n not in _PAYLOAD}
 
 
 def _as_json(value: Any) -> Any:
@@ -273,45 +270,15 @@ def _as_json(value: Any) -> Any:
             return [*map(_as_json, value)]
         case Mapping():
             return dict(value)
-    if type(value) in _DECLARED:
-        return [_as_json(getattr(value, name)) for name in _DECLARED[type(value)]]
+    kind: Any = type(value)
+    if hasattr(kind, "__dataclass_fields__"):
+        return [_as_json(getattr(value, name)) for name in fields_of(kind)]
     return value
 
 
 def _image(fields: object, binary: bytes, stages: object) -> Image:
     if not isinstance(fields, dict):
         raise TypeError(f"the header is {shown(fields)}")
-    given, declared = {**fields, "stages": stages}, _DECLARED[Image]
-    read = {n: _from_json(v, declared[n], f"Image.{n}") for n, v in given.items()}
+    given, declared = {**fields, "stages": stages}, fields_of(Image)
+    read = {n: read_stored(v, declared[n], f"Image.{n}") for n, v in given.items()}
     return Image(**read, binary=binary)
-
-
-def _from_json(given: Any, declared: Any, name: str) -> Any:
-    """What `_as_json` gave for a value of a declared type, which is made of classes, `|`, tuples
-    and mappings. Raises TypeError for anything else."""
-    parts = get_args(declared)
-    match get_origin(declared):
-        case types.UnionType:
-            for part in parts:
-                with contextlib.suppress(TypeError):
-                    return _from_json(given, part, name)
-        case builtins.tuple if isinstance(given, list):
-            each = parts[:1] * len(given) if parts[-1] is ... else parts
-            if len(each) == len(given):
-                return tuple(_from_json(v, part, name) for v, part in zip(given, each))
-        case collections.abc.Mapping if isinstance(given, dict):
-            return {k: _from_json(v, parts[1], name) for k, v in given.items()}
-        case None if declared in _DECLARED and isinstance(given, list):
-            hints = _DECLARED[declared]
-            if len(hints) == len(given):
-                named = zip(given, hints.values(), hints)
-                return declared(
-                    *(_from_json(v, t, f"{declared.__name__}.{n}") for v, t, n in named)
-                )
-        case None if declared is DType and isinstance(given, str):
-            return DTYPES[given]
-        case None if declared is Any:
-            return given
-        case None if isinstance(given, declared) and (type(given), declared) != (bool, int):
-            return given
-    raise TypeError(f"{name} is {shown(given)}")

@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tilec.sim.numbers import BINARY
+from tilec.sim.numbers import BINARY, through_unsigned
 from tilec.sim.undefined import OVERFLOWS, unsigned
 
 Value = Any
 Compute = Callable[..., Value]
-
-
-def _ordered(pick: Compute, signed: bool) -> Compute:
-    if signed:
-        return pick
-    return lambda a, b: pick(unsigned(a), unsigned(b)).view(a.dtype)
 
 
 def _compared(a: Value, b: Value) -> Value:
@@ -96,10 +90,10 @@ def _trailing_zeros(bits: int, x: Value, zero_is_poison: Value) -> Value:
 
 
 INTEGERS: dict[str, Compute] = {
-    "smin": _ordered(np.minimum, True),
-    "smax": _ordered(np.maximum, True),
-    "umin": _ordered(np.minimum, False),
-    "umax": _ordered(np.maximum, False),
+    "smin": np.minimum,
+    "smax": np.maximum,
+    "umin": through_unsigned(np.minimum),
+    "umax": through_unsigned(np.maximum),
     "scmp": _compared,
     "ucmp": lambda a, b: _compared(unsigned(a), unsigned(b)),
     "sadd.sat": _saturated(np.add, True),

@@ -12,19 +12,18 @@ l1tex__t_sectors_pipe_lsu_mem_global of Nsight Compute.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tilec.ir.layout.queries import PHASE_BYTES, first_of_each, wavefronts
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.sim.clocks import Ints
 from tilec.sim.threads import Threads
+from tilec.support.rich import aligned
 
-BANKS = 32
-BANK_BYTES = 4
 SECTOR_BYTES = 32
 MOST_PATTERNS = 4096  # of addresses, whose costs are kept
 
@@ -105,9 +104,7 @@ class Counts:
         line = self._of(active.inst)
         total = size * len(active.lanes)
         if space == "shared":
-            requests, waves, ideal, ways = self._cost(
-                active, at, size, BANKS * BANK_BYTES, _wavefronts
-            )
+            requests, waves, ideal, ways = self._cost(active, at, size, PHASE_BYTES, _wavefronts)
             line.shared_requests += requests
             line.wavefronts += waves
             line.ideal_wavefronts += ideal
@@ -191,25 +188,14 @@ class Counts:
         titles, rows = self.cells(sources)
         if not rows:
             return ""
-        widths = [max(map(len, column)) for column in zip(titles[:-1], *(r[:-1] for r in rows))]
-        head = "  ".join(t.rjust(w) for t, w in zip(titles, widths))
+        head, *made = aligned(rows, titles, right=range(len(titles) - 1)).split("\n")
         out, file = list[str](), None
-        for line, (*row, text) in zip(self.lines, rows):
+        for line, text in zip(self.lines, made):
             if line.loc.file != file:
                 file = line.loc.file
-                out += [f"{head}  line of {file}"]
-            cells = "  ".join(cell.rjust(w) for cell, w in zip(row, widths))
-            out.append(f"{cells}  {text}".rstrip())
+                out.append(f"{head} of {file}")
+            out.append(text)
         return "\n".join(out)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The lines as plain data."""
-        return [asdict(line) for line in self.lines]
-
-    @staticmethod
-    def from_json(content: Iterable[Mapping[str, Any]]) -> Counts:
-        """What `to_json` gave."""
-        return Counts(LineCount(**{**c, "loc": Loc.from_json(c["loc"])}) for c in content)
 
 
 # --- costs of one access ---
@@ -227,20 +213,8 @@ def _by_warp(lanes: Ints, at: Ints, warp: int) -> Ints:
 
 def _wavefronts(rows: Ints, size: int) -> Cost:
     """Rows of addresses of warps, `size` bytes each lane."""
-    requests = len(rows)
-    fit = max(BANKS * BANK_BYTES // max(size, BANK_BYTES), 1)
-    together = min(rows.shape[1], 1 << fit.bit_length() - 1)
-    groups = rows.reshape(-1, together)
-    groups = groups[(groups >= 0).any(axis=1)]
-    words = -(-size // BANK_BYTES)
-    at = (groups // BANK_BYTES)[:, :, None] + np.arange(words)
-    at = np.where((groups >= 0)[:, :, None], at, -1).reshape(len(groups), -1)
-    at.sort(axis=1)
-    new = _first_of_each(at)
-    banks = at % BANKS + np.arange(len(at))[:, None] * BANKS
-    per_bank = np.bincount(banks[new], minlength=len(at) * BANKS).reshape(-1, BANKS)
-    ways = per_bank.max(axis=1)
-    return requests, int(ways.sum()), len(groups), int(ways.max())
+    ways = wavefronts(rows, size)
+    return len(rows), int(ways.sum()), len(ways), int(ways.max())
 
 
 def _sectors(rows: Ints, size: int) -> Cost:
@@ -251,16 +225,9 @@ def _sectors(rows: Ints, size: int) -> Cost:
     at = np.minimum(first[:, :, None] + np.arange(reach), last[:, :, None])
     at = np.where((rows >= 0)[:, :, None], at, -1).reshape(len(rows), -1)
     # Lanes that want the same bytes need them once.
-    single = _first_of_each(np.sort(rows, axis=1)).sum(axis=1)
+    single = first_of_each(np.sort(rows, axis=1)).sum(axis=1)
     ideal = -(-single * size // SECTOR_BYTES)
-    return len(rows), int(_first_of_each(np.sort(at, axis=1)).sum()), int(ideal.sum()), 1
-
-
-def _first_of_each(rows: Ints) -> NDArray[np.bool_]:
-    """In sorted rows the first of equal numbers; none of those below 0."""
-    new = rows >= 0
-    new[:, 1:] &= rows[:, 1:] != rows[:, :-1]
-    return new
+    return len(rows), int(first_of_each(np.sort(at, axis=1)).sum()), int(ideal.sum()), 1
 
 
 # --- the table ---

@@ -38,22 +38,23 @@ class _Entry:
     """By element: who (party and column), when, and with which record."""
 
     def __init__(self, count: int) -> None:
-        self.party, self.actor, self.time, self.record = (
-            np.zeros(count, np.int32) for _ in range(4)
-        )
+        self._hold(np.zeros((4, count), np.int32))
 
-    def grow(self, count: int) -> None:
-        """Make room for `count`."""
-        for name in ("party", "actor", "time", "record"):
-            before, larger = getattr(self, name), np.zeros(count, np.int32)
-            larger[: len(before)] = before
-            setattr(self, name, larger)
+    def _hold(self, table: Times) -> None:
+        self.table = table
+        self.party, self.actor, self.time, self.record = table
 
-    def put(self, at: Any, party: int, actor: Any, time: int, record: int) -> None:
-        self.party[at] = party
-        self.actor[at] = actor
-        self.time[at] = time
-        self.record[at] = record
+    def grow(self) -> None:
+        """Make room for twice as many."""
+        self._hold(np.concatenate([self.table, np.zeros_like(self.table)], axis=1))
+
+    def put(self, at: Ints, *entry: Any) -> None:
+        """`entry`: party, actor, time and record."""
+        for row, value in zip(self.table, entry):
+            row[at] = value
+
+    def copy(self, to: _Entry, at: Ints) -> None:
+        to.table[:, at] = self.table[:, at]
 
     def unordered(
         self, at: Ints, party: int, behind: Times, rows: Ints, width: int
@@ -105,7 +106,7 @@ class GlobalShadow:
             self._used += len(new)
             while self._used << _PAGE > len(self.write_.party):
                 for entry in (self.write_, self.read_, self.former, *(self.atomics or ())):
-                    entry.grow(2 * len(entry.party))
+                    entry.grow()
             found = self._pages.take(pages)
         at: Ints = found << _PAGE | granules & (1 << _PAGE) - 1
         return at
@@ -117,7 +118,7 @@ class GlobalShadow:
             self._check(entry, by, (at, granules), None, find)
         kept = self._late(self.read_, by, at)
         if kept is not None and kept.any():
-            _copy(self.read_, self.former, at[kept])
+            self.read_.copy(self.former, at[kept])
         # Who read before, and is not ordered, says more than who reads along.
         self._put(self.read_, by, at, self.former, kept)
 
@@ -141,7 +142,7 @@ class GlobalShadow:
         own = (last.actor.take(at) == by.columns(at.shape)) & (parties == party)
         other = (parties != 0) & ~own
         if other.any():
-            _copy(last, former, at[other])
+            last.copy(former, at[other])
         self._put(last, by, at, former)
 
     def _put(
@@ -213,8 +214,3 @@ class GlobalShadow:
 
 def _never() -> NDArray[np.bool_]:
     return np.zeros(1, np.bool_)
-
-
-def _copy(entry: _Entry, to: _Entry, at: Ints) -> None:
-    for name in ("party", "actor", "time", "record"):
-        getattr(to, name)[at] = getattr(entry, name)[at]

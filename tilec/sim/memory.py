@@ -23,7 +23,7 @@ from tilec.sim.buffers import INSIDE_BLOCK, RANK_BITS, SharedBuffer
 from tilec.sim.clocks import Ints, Order
 from tilec.sim.counts import Counts
 from tilec.sim.faults import tell_several
-from tilec.sim.numbers import KINDS
+from tilec.sim.numbers import KINDS, through_unsigned
 from tilec.sim.program import LoadStore
 from tilec.sim.regions import GlobalMemory, Region, SharedMemory
 from tilec.sim.shadow import Actors
@@ -419,18 +419,10 @@ def _exchanged(old: Any, compare: Any, value: Any) -> Any:
     return np.where(old == compare, value, old)
 
 
-def _unsigned(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def combined(old: Any, new: Any) -> Any:
-        kind = np.dtype(f"u{old.dtype.itemsize}")
-        return combine(old.view(kind), new.view(kind)).view(old.dtype)
-
-    return combined
-
-
 COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
     "or": np.bitwise_or, "xor": np.bitwise_xor, "xchg": lambda old, new: new,
-    "umax": _unsigned(np.maximum), "umin": _unsigned(np.minimum), "fmax": np.fmax,
-    "fmin": np.fmin,
+    "umax": through_unsigned(np.maximum), "umin": through_unsigned(np.minimum),
+    "fmax": np.fmax, "fmin": np.fmin,
 }  # fmt: skip
 """What LLVM's atomicrmw makes of what is there and what it is given."""

@@ -99,7 +99,8 @@ def _elements(operands: Sequence[Value]) -> Iterator[tuple[Value, ...]]:
     return zip(*(x if type(x) is tuple else (x,) * count for x in operands))
 
 
-def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+def through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """`fn` of the same bits without a sign."""
     return lambda a, b: fn(unsigned(a), unsigned(b)).view(a.dtype)
 
 
@@ -132,9 +133,9 @@ CONDITIONS = {"and": both, "or": either}
 BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
     "or": operator.or_, "xor": operator.xor, "shl": operator.lshift,
-    "lshr": _through_unsigned(operator.rshift), "ashr": operator.rshift,
-    "udiv": _through_unsigned(lambda a, b: a // np.maximum(b, 1)),
-    "urem": _through_unsigned(lambda a, b: a % np.maximum(b, 1)), "sdiv": _divide,
+    "lshr": through_unsigned(operator.rshift), "ashr": operator.rshift,
+    "udiv": through_unsigned(lambda a, b: a // np.maximum(b, 1)),
+    "urem": through_unsigned(lambda a, b: a % np.maximum(b, 1)), "sdiv": _divide,
     "srem": _remainder, "fadd": operator.add, "fsub": operator.sub, "fmul": operator.mul,
     "fdiv": operator.truediv, "frem": np.fmod,
 }  # fmt: skip

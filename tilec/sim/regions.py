@@ -143,7 +143,7 @@ class SharedMemory(Region):
         if self.published is not None:
             check_published(by.active, self.published, self.shadow, at, size)
         if isinstance(by.engines, int):
-            self.shadow.engine_read(by, self._cover(at, size))
+            self.shadow.read(by, self._cover(at, size))
         elif by.warps:
             self.shadow.warp_read(by, self._granules(at, size))
         else:  # an engine for each thread has only what reads through the generic proxy
@@ -179,11 +179,11 @@ class SharedMemory(Region):
         return first if count == 1 else first + np.arange(count)
 
     def _cover(self, at: Ints, size: int) -> Granules:
-        """The granules of all pieces, as a range where they fill one."""
+        """(1, k): the granules of all pieces, as a range where they fill one."""
         low = int(at.min())
         if int(at.max()) + size - low == size * len(at):
             return slice(low >> self._shift, -(-(low + size * len(at)) >> self._shift))
-        return self._granules(at, size).ravel()
+        return self._granules(at, size).reshape(1, -1)
 
     def _tell(self, active: Threads, conflicts: list[Conflict]) -> None:
         find = self.places.find
@@ -258,7 +258,7 @@ class TensorMemory(Region):
         assert self.shadow is not None
         each, granules = self._noted(by, at, size)
         parts = granules.size // len(at)
-        every = (lambda: same(parts)[None]) if isinstance(by.engines, int) else same
+        every = (lambda: same(parts)[None]) if by.together else same
         return self.shadow.write(each, granules, every, self.name_granule)
 
     def note_atomic(self, by: Actors, at: Ints, size: int, blind: bool) -> None:
@@ -270,7 +270,7 @@ class TensorMemory(Region):
         """Who acts, and (actors, k) the granules: an engine that all threads start counts as that
         of the first one."""
         granules = self.granules(at, size)
-        if isinstance(by.engines, int):
+        if by.together:
             one = by.order.team(by.team.lanes[:1])
             return replace(by, team=one, engines=np.array([by.engines])), granules.reshape(1, -1)
         return by, np.broadcast_to(granules, (by.team.size, granules.shape[1]))

@@ -15,7 +15,8 @@ from typing import Any
 
 from tilec.ir.errors import TilecError
 from tilec.ir.loc import Loc
-from tilec.sim.counts import Counts
+from tilec.ir.stored import fields_of, read_stored
+from tilec.sim.counts import Counts, LineCount
 from tilec.sim.findings import Finding, advice, element_name
 from tilec.sim.trace import Trace
 from tilec.support.rich import html_block, html_code, html_table
@@ -144,8 +145,8 @@ class Report:
             "format": FORMAT,
             **{name: getattr(self, name) for name in _PLAIN},
             "findings": [asdict(f) for f in self.findings],
-            "counts": self.counts.to_json(),
-            "trace": [t.to_json() for t in self.trace],
+            "counts": [asdict(line) for line in self.counts.lines],
+            "trace": [asdict(t) for t in self.trace],
             "sources": [[file, line, text] for (file, line), text in self.sources.items()],
         }
         try:
@@ -198,36 +199,19 @@ def _write(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-_PLAIN: dict[str, type | tuple[type, ...]] = {
-    "kernel": str, "target": str, "plan": str, "grid": list, "launched": int, "blocks": int,
-    "seconds": (int, float), "complete": bool, "schedules": int, "dropped": int, "printed": list,
-    "notes": list, "by_hand": bool,
-}  # fmt: skip
+_PLAIN = (
+    "kernel", "target", "plan", "grid", "launched", "blocks", "seconds", "complete", "schedules",
+    "dropped", "printed", "notes", "by_hand",
+)  # fmt: skip
 
 
 def _report_of(content: Mapping[str, Any]) -> Report:
-    plain = {name: content[name] for name in _PLAIN if name != "by_hand"}
-    plain["by_hand"] = content.get("by_hand", False)  # reports of before have none
-    for name, kind in _PLAIN.items():
-        if not isinstance(plain[name], kind):
-            raise TypeError(f"{name} is {plain[name]!r}")
-    plain |= {name: tuple(plain[name]) for name in ("grid", "printed", "notes")}
-    return Report(
-        **plain,
-        findings=tuple(_finding_of(f) for f in content["findings"]),
-        counts=Counts.from_json(content["counts"]),
-        trace=tuple(Trace.from_json(t) for t in content["trace"]),
-        sources={(file, line): text for file, line, text in content["sources"]},
-    )
-
-
-def _finding_of(content: Mapping[str, Any]) -> Finding:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
-    }
-    fields["locations"] = tuple(map(Loc.from_json, content["locations"]))
-    fields["indices"] = tuple(tuple(i) for i in content["indices"])
-    return Finding(**fields)
+    given = {"by_hand": False, **content}  # reports of before have none
+    declared = {**fields_of(Report), "counts": tuple[LineCount, ...]}
+    named = (*_PLAIN, "findings", "trace", "counts")
+    read = {name: read_stored(given[name], declared[name], name) for name in named}
+    sources = {(file, line): text for file, line, text in content["sources"]}
+    return Report(**{**read, "counts": Counts(read["counts"]), "sources": sources})
 
 
 def _about(f: Finding) -> str:

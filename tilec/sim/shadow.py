@@ -55,6 +55,16 @@ class Actors:
         columns = self.team.rows if self.engines is None else np.asarray(self.engines)
         return np.broadcast_to(columns[:, None], shape)
 
+    @property
+    def together(self) -> bool:
+        """Whether all threads start one engine, which then is the only actor."""
+        return isinstance(self.engines, int)
+
+    def who(self, actor: int) -> tuple[int, ...]:
+        """The rows of those who make the access of an actor, or start it."""
+        rows = self.team.rows
+        return tuple(rows.tolist()) if self.together else (int(rows[actor]),)
+
 
 Report = Callable[[Threads, list[Conflict]], None]
 
@@ -96,13 +106,13 @@ class Shadow:
         # Times and actors of the last atomics, and of those before them by others.
         self._atomics: list[tuple[Times, Ints]] = []
 
-    # --- accesses of threads ---
+    # --- accesses ---
 
-    def read(self, by: Actors, granules: Ints) -> None:
-        """Thread i of the team reads `granules[i]` (lanes, k)."""
-        self._read(
-            by, granules, self._behind(by, self.w_actor.take(granules)), by.team.bits[:, None]
-        )
+    def read(self, by: Actors, granules: Granules) -> None:
+        """Thread i of the team reads `granules[i]` (lanes, k), or the engine that all of them start
+        reads `granules` (1, k)."""
+        behind = self._behind(by, _at(self.w_actor, granules))
+        self._read(by, granules, behind, by.team.bits[:, None])
 
     def warp_read(self, by: Actors, granules: Ints) -> None:
         """As `read`, where what a lane addresses goes to all lanes of its warp (ldmatrix)."""
@@ -113,16 +123,21 @@ class Shadow:
         # A thread always has its own writes behind it; that of the others must be looked up.
         self._read(by, granules, behind[warp, self.w_actor.take(granules)], every[warp])
 
-    def _read(self, by: Actors, granules: Ints, behind: Times, bits: NDArray[Any]) -> None:
+    def _read(self, by: Actors, granules: Granules, behind: Times, bits: NDArray[Any]) -> None:
         """`behind`: what who reads has behind it of those who wrote; `bits`: see `_note_reads`."""
         time = self.clocks.tick(by.active.inst)
-        bad = behind <= self.w_time.take(granules)
+        bad = behind <= _at(self.w_time, granules)
         if self._atomics:
             bad &= self._is_written(granules)
-            self._against_atomics(by, granules, None)
+            self._against_atomics(by, granules, write=False)
         if np.count_nonzero(bad):
             self._report_after_writes(by, granules, bad, write=False)
-        self._note_reads(by.team, granules, time, bits)
+        if isinstance(by.engines, int):
+            slot = self._slot(True, by.engines)  # may make room in the table
+            self._reads.times[slot, granules] = time
+        else:
+            assert not isinstance(granules, slice)
+            self._note_reads(by.team, granules, time, bits)
 
     def write(self, by: Actors, granules: Ints, same: Same) -> bool:
         """Thread i writes `granules[i]` (lanes, k), or the engine that it starts does. Gives
@@ -135,7 +150,7 @@ class Shadow:
         if self.slots:
             self._against_reads(by, granules, same)
         if self._atomics:
-            self._against_atomics(by, granules, same)
+            self._against_atomics(by, granules, True, same)
         actors = by.columns(granules.shape)
         self.w_actor[granules] = actors
         self.w_time[granules] = time
@@ -172,34 +187,19 @@ class Shadow:
         lost = actors.take(granules) != mine
         former[granules[lost]], others[granules[lost]] = time, mine[lost]
 
-    # --- accesses of engines ---
-
-    def engine_read(self, by: Actors, granules: Granules) -> None:
-        """An asynchronous engine that all threads start reads granules."""
-        assert isinstance(by.engines, int)
-        time = self.clocks.tick(by.active.inst)
-        wrote, relied = self.w_time[granules], self._relied(by.team)
-        bad = relied.take(self.w_actor[granules]) <= wrote
-        if self._atomics:
-            bad &= self._is_written(granules)
-            self._engine_against_atomics(by, granules, write=False)
-        if np.count_nonzero(bad):
-            self._report_engine(by, self._numbers(granules)[bad], write=False)
-        slot = self._slot(True, by.engines)  # may make room in the table
-        self._reads.times[slot, granules] = time
-
     def engine_write(self, by: Actors, granules: Granules, same: Same) -> None:
         """An asynchronous engine that all threads start writes granules."""
         assert isinstance(by.engines, int)
-        time, relied = self.clocks.tick(by.active.inst), self._relied(by.team)
-        bad = relied.take(self.w_actor[granules]) < self.w_time[granules]
+        time = self.clocks.tick(by.active.inst)
+        actors = _at(self.w_actor, granules)
+        bad = self._behind(by, actors) < _at(self.w_time, granules)
         if self.slots:
-            self._engine_against_reads(by, granules)
-        self._engine_against_atomics(by, granules, write=True)
+            self._against_reads(by, granules)
+        self._against_atomics(by, granules, write=True)
         if np.count_nonzero(bad):
             # Blocks of a cluster may bring the same rows for one another.
-            bad &= self.clocks.generic[self.w_actor[granules]] | ~same()
-            self._report_engine(by, self._numbers(granules)[bad], write=True)
+            bad &= self.clocks.generic[actors] | ~same()
+            self._report_after_writes(by, granules, bad, write=True)
         self.w_time[granules] = time
         self.w_actor[granules] = by.engines
 
@@ -263,46 +263,33 @@ class Shadow:
 
     def _is_written(self, granules: Granules) -> NDArray[np.bool_]:
         """Where a plain write came before, or nothing: not what atomics alone have written."""
-        written: NDArray[np.bool_] = self.w_time[granules] > 0
-        written |= self._atomics[0][0][granules] == 0
+        written: NDArray[np.bool_] = _at(self.w_time, granules) > 0
+        written |= _at(self._atomics[0][0], granules) == 0
         return written
 
-    def _engine_against_atomics(self, by: Actors, granules: Granules, write: bool) -> None:
-        relied, found = self._relied(by.team), []
-        everyone = tuple(by.team.rows.tolist())
-        for times, actors in self._atomics:
-            last, who = times[granules], actors[granules]
-            late = (relied.take(who) <= last) & (last > self.w_time[granules])
-            for i in np.flatnonzero(late)[few(last[late])].tolist():
-                granule, before = int(self._numbers(granules)[i]), self.clocks.log[int(last[i])]
-                actor = int(who[i])
-                found.append(
-                    Conflict("data race", granule, everyone, actor, before, write, True, True)
-                )
-        if found:
-            self.report(by.active, found)
-
-    def _against_atomics(self, by: Actors, granules: Ints, same: Same | None) -> None:
-        """A read, or a write (`same`), that is not ordered behind the atomics since the last
-        write."""
-        clocks, rows = self.clocks, by.team.rows
+    def _against_atomics(
+        self, by: Actors, granules: Granules, write: bool, same: Same | None = None
+    ) -> None:
+        """An access that is not ordered behind the atomics since the last write."""
         found: list[Conflict] = []
         for times, actors in self._atomics:
-            last, who = times.take(granules), actors.take(granules)
-            late = (self._behind(by, who) <= last) & (last > self.w_time.take(granules))
+            last, who = _at(times, granules), _at(actors, granules)
+            late = (self._behind(by, who) <= last) & (last > _at(self.w_time, granules))
             if same is not None and np.count_nonzero(late):
                 late &= ~same()[:, None]
-            lane, k = np.nonzero(late)
-            for i in few(last[late]).tolist():
-                row, granule = int(rows[lane[i]]), int(granules[lane[i], k[i]])
-                actor, before = int(who[lane[i], k[i]]), clocks.log[int(last[lane[i], k[i]])]
-                write = same is not None
-                found.append(Conflict("data race", granule, (row,), actor, before, write, True))
+            for n, k in np.argwhere(late)[few(last[late])].tolist():
+                granule, before = int(_numbers(granules)[n, k]), self.clocks.log[int(last[n, k])]
+                found.append(
+                    Conflict("data race", granule, by.who(n), int(who[n, k]), before, write, True,
+                             by.together)
+                )  # fmt: skip
         if found:
             self.report(by.active, found)
 
     def _behind(self, by: Actors, actors: Ints) -> Times:
-        """(lanes, k): what each thread of the team has behind it of the actors of its granules."""
+        """(actors, k): what each of those who act has behind it of the `actors` of its granules."""
+        if isinstance(by.engines, int):
+            return self._relied(by.team).take(actors)
         rows = (by.team.rows * self.clocks.width)[:, None]
         return self.clocks.seen.ravel().take(rows + actors)
 
@@ -313,15 +300,25 @@ class Shadow:
         return np.where(clocks.generic, fenced, clocks.least(issuers))
 
     def _report_after_writes(
-        self, by: Actors, granules: Ints, bad: NDArray[np.bool_], write: bool
+        self, by: Actors, granules: Granules, bad: NDArray[np.bool_], write: bool
     ) -> None:
-        rows = np.broadcast_to(by.team.rows[:, None], granules.shape)[bad]
-        at = granules[bad]
-        found = []
-        for i in few(self.w_time[at], self._shared):
-            row, granule = int(rows[i]), int(at[i])
-            if not self._by_another(row, granule):
-                found.append(self._against_write(row, granule, write))
+        """Accesses, where they are `bad`, that are not ordered behind the last writes."""
+        clocks, places, at = self.clocks, np.argwhere(bad), _numbers(granules)[bad]
+        ordered, found = clocks.least(by.team) if by.together else None, []
+        for i in few(self.w_time[at], () if by.together else self._shared).tolist():
+            granule, threads = int(at[i]), by.who(int(places[i, 0]))
+            time, actor = int(self.w_time[granule]), int(self.w_actor[granule])
+            if ordered is None and self._by_another(threads[0], granule):
+                continue
+            kind: Kind = "data race"
+            if time == 0:
+                kind = "uninitialised read"
+            elif ordered is not None and clocks.generic[actor] and ordered[actor] > time:
+                kind = "missing proxy fence"
+            elif actor > clocks.nobody and not write:
+                kind = "read before wait"
+            before = clocks.log[time]
+            found.append(Conflict(kind, granule, threads, actor, before, write, True, by.together))
         if found:
             self.report(by.active, found)
 
@@ -334,46 +331,42 @@ class Shadow:
         places, writers = self._shared[time]
         return bool((self.clocks.seen[row, writers[places == granule]] > time).any())
 
-    def _against_write(self, row: int, granule: int, write: bool) -> Conflict:
-        time, actor = int(self.w_time[granule]), int(self.w_actor[granule])
-        kind: Kind = "data race"
-        if time == 0:
-            kind = "uninitialised read"
-        elif actor > self.clocks.nobody and not write:
-            kind = "read before wait"
-        return Conflict(kind, granule, (row,), actor, self.clocks.log[time], write, True)
-
-    def _against_reads(self, by: Actors, granules: Ints, same: Same) -> None:
-        used = len(self.slots)
-        known = self._known(by.team)[:, :, None]
-        flat = granules.ravel()
+    def _against_reads(self, by: Actors, granules: Granules, same: Same | None = None) -> None:
+        """A write that is not ordered behind the reads since the last one."""
+        clocks, team, ordered = self.clocks, by.team, None
+        pick: Granules
+        if by.together:  # what it may rely on is one row
+            ordered = clocks.least(team)
+            seen, pick = ordered[None].copy(), slice(1)
+            seen[0, : clocks.rows] = clocks.least(team, FETCHED)
+            warps = np.minimum.reduceat(seen[:, : clocks.rows], clocks.warp_first, axis=1)
+        else:
+            seen, pick, warps = clocks.seen, team.pick, clocks.known_warps(team)
+        # (readers, actors, 1): up to when each has a reader behind it, all its threads.
+        known = np.stack(
+            [
+                seen[pick, number] if engine else warps[:, number]
+                for number, engine in zip(self.slots, self._is_engine)
+            ]
+        )[:, :, None]
         found: list[Conflict] = []
         for reads in self._tables():
-            last = reads.times[:used].take(flat, axis=1).reshape(used, *granules.shape)
+            last = _at(reads.times[: len(self.slots)], granules)
             late = last >= np.maximum(known, 1)
             if not np.count_nonzero(late):
                 continue
             # What is older than the last write is behind that one.
-            late &= (last > self.w_time.take(granules)) & ~same()[:, None]
-            slot, lane, k = np.nonzero(late)
-            at = granules[lane, k]
-            rows, masks = by.team.rows[lane], reads.masks[slot, at]
-            found += self._readers(rows, self.clocks.seen, slot, at, last[late], masks)
+            late &= last > _at(self.w_time, granules)
+            if same is not None:
+                late &= ~same()[:, None]
+            slot, actor, k = np.nonzero(late)
+            at, rows = _numbers(granules)[actor, k], team.rows[actor]
+            found += self._readers(rows, seen, slot, at, last[late], reads.masks[slot, at], ordered)
         if found:
             self.report(by.active, found)
 
     def _tables(self) -> list[_Reads]:
         return [self._reads] if self._older is None else [self._reads, self._older]
-
-    def _known(self, team: ClockRows) -> Times:
-        """(readers, lanes): up to when each lane has a reader behind it, all its threads."""
-        clocks = self.clocks
-        warps = clocks.known_warps(team)
-        parts = [
-            clocks.seen[team.pick, number] if engine else warps[:, number]
-            for number, engine in zip(self.slots, self._is_engine)
-        ]
-        return np.stack(parts)
 
     def _readers(
         self,
@@ -415,50 +408,19 @@ class Shadow:
                 )
         return found
 
-    def _engine_against_reads(self, by: Actors, granules: Granules) -> None:
-        clocks, issuers = self.clocks, by.team
-        seen, relied = clocks.least(issuers), clocks.least(issuers).copy()
-        relied[: clocks.rows] = clocks.least(issuers, FETCHED)
-        warps = np.minimum.reduceat(relied[: clocks.rows], clocks.warp_first)
-        known = [
-            int(relied[number] if engine else warps[number])
-            for number, engine in zip(self.slots, self._is_engine)
-        ]
-        found: list[Conflict] = []
-        for reads in self._tables():
-            for s, up_to in enumerate(known):
-                last = reads.times[s, granules]
-                if last.max() < max(up_to, 1):
-                    continue
-                at = np.flatnonzero((last >= max(up_to, 1)) & (last > self.w_time[granules]))
-                places = self._numbers(granules)[at]
-                slot, rows = np.full(len(at), s), np.full(len(at), issuers.rows[0])
-                masks = reads.masks[s, places]
-                found += self._readers(rows, relied[None], slot, places, last[at], masks, seen)
-        if found:
-            self.report(by.active, found)
 
-    def _report_engine(self, by: Actors, granules: Ints, write: bool) -> None:
-        """Accesses of an engine that are not ordered behind the writes at `granules`."""
-        clocks = self.clocks
-        seen, found = clocks.least(by.team), []
-        everyone = tuple(by.team.rows.tolist())
-        for granule in granules[few(self.w_time[granules])].tolist():
-            conflict = self._against_write(everyone[0], granule, write)
-            actor = conflict.actor
-            kind = conflict.kind
-            if kind != "uninitialised read" and clocks.generic[actor]:
-                if seen[actor] > self.w_time[granule]:
-                    kind = "missing proxy fence"
-            found.append(
-                Conflict(kind, granule, everyone, actor, conflict.before, write, True, True)
-            )
-        self.report(by.active, found)
+def _at(table: NDArray[Any], granules: Granules) -> NDArray[Any]:
+    """(…, actors, k): what a table, along its last dimension, has of granules."""
+    if isinstance(granules, slice):
+        return table[..., None, granules]
+    return table.take(granules, axis=-1)
 
-    def _numbers(self, granules: Granules) -> Ints:
-        if isinstance(granules, slice):
-            return np.arange(granules.start, granules.stop)
-        return granules
+
+def _numbers(granules: Granules) -> Ints:
+    """(actors, k): the granules."""
+    if isinstance(granules, slice):
+        return np.arange(granules.start, granules.stop)[None]
+    return granules
 
 
 def few(times: Times, whole: Container[int] = ()) -> Ints:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ from tilec.ir.types import BufferType, DType, find_dtype
 from tilec.sim.buffers import RegisterBuffer, SharedBuffer, first_warps, shared_buffers
 from tilec.sim.findings import Index
 from tilec.sim.tensors import GlobalTensor
+from tilec.support.rich import aligned
 from tilec.target import Target
 
 MOST_ELEMENTS = 64
@@ -63,30 +64,14 @@ class Trace:
             where = f"{c.loc.file.rpartition('/')[2]}:{c.loc.line}"
             block = ", ".join(map(str, c.block))
             rows.append([str(c.step), block, where, *map(_shown, c.values), line])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-        lines = [f"values of {self.asked}:"]
-        for row in rows:
-            cells = [cell.rjust(width) for cell, width in zip(row, widths)]
-            cells[2] = row[2].ljust(widths[2])
-            lines.append(("  " + "  ".join([*cells, row[-1]])).rstrip())
+        last = len(rows[0]) - 1
+        table = aligned(rows, right=(i for i in range(last) if i != 2))
+        lines = [f"values of {self.asked}:", *(f"  {line}" for line in table.split("\n"))]
         if not self.changes:
             lines[1:] = ["  nothing has written it"]
         if self.missed:
             lines.append(f"  and {self.missed} changes more")
         return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Trace:
-        """What `to_json` has made, after a round trip through a file."""
-        changes = [
-            Change(c["step"], tuple(c["block"]), Loc.from_json(c["loc"]), tuple(c["values"]))
-            for c in content["changes"]
-        ]
-        elements = tuple(tuple(e) for e in content["elements"])
-        return Trace(content["asked"], content["buffer"], elements, changes, content["missed"])
 
 
 OnChange = Callable[[Trace, Change], object]

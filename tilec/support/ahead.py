@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from tilec.support.settings import processors
+
 Made = TypeVar("Made")
 
 
 def idle_processors() -> int:
     """How many of the processors that this process may run on have nothing to do."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = processors()
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else own
     return int(own - busy)
 

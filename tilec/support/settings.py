@@ -1,5 +1,6 @@
-"""The environment variables that tilec reads. A value that it does not know is an error where it is
-read, with those it takes; a name that it does not read is warned of, once."""
+"""What the process is given: the environment variables that tilec reads, and processors. A value
+that it does not know is an error where it is read, with those it takes; a name that it does not
+read is warned of, once."""
 
 from __future__ import annotations
 
@@ -25,6 +26,11 @@ VARIABLES: dict[str, str] = {
 _MEANS = {"": False, "0": False, "1": True}
 _MEANS |= {"false": False, "no": False, "off": False, "true": True, "yes": True, "on": True}
 _told: set[str] = set()
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_on(name: str) -> bool:

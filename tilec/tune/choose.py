@@ -9,8 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.clusters import SINGLE, Dims
@@ -27,7 +26,8 @@ from tilec.passes.split_tiles import split_tiles
 from tilec.target import Target
 from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked
-from tilec.tune.work import Values
+from tilec.tune.tried import Tile, Tried
+from tilec.tune.work import Numbers, Values
 
 MOST_TRACED = 40  # combinations that are all tried
 _MIDDLE = 128  # where the search through more of them starts
@@ -44,28 +44,40 @@ FINE_TRIED = 6  # tiles with a side between the listed values
 BETWEEN = (96, 160)  # tried for every argument,
 FOUND = 1.6  # times faster than the tiles where it began: the most that a search won (115 products)
 REACH = 2  # so many values away from a fine tile
-KEPT = 12  # configurations that a choice remembers
+KEPT = 12  # configurations that people are shown
 JOINED = 0.97  # if joined blocks take so much of the time by prediction, they are
 TILES = 4  # that are tried, if the assembler finds fault with the best ones,
+ALMOST = 1 + 1e-6  # times as long: more than `math.isclose` takes for equal
 LESS = 7 / 8  # of the last one's fragments, behind the second
 
 Grid = Callable[[Mapping[str, int]], Sequence[int] | None]
-Tile = tuple[int, ...]  # a value for each of the open arguments
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen: `constants` for the arguments left open, `ranked` configurations best first
-    (those that can run), `rejected` ones with their reasons."""
+    """What was chosen: `constants` for the arguments left open, the configurations that were
+    `found` to run, best first (ranked as they are asked for, if they are `Tried`), of these
+    `candidates`, and what the passes `refused`."""
 
     constants: Mapping[str, int]
-    ranked: tuple[Ranked, ...]
-    rejected: tuple[Ranked, ...]
+    found: Iterable[Ranked]
+    candidates: Sequence[Candidate] = ()
+    refused: tuple[Ranked, ...] = ()
+
+    @property
+    def ranked(self) -> tuple[Ranked, ...]:
+        """All that can run."""
+        return tuple(self.found)
+
+    @property
+    def rejected(self) -> tuple[Ranked, ...]:
+        """All that cannot, with their reasons."""
+        return (*self.refused, *(r for c in self.candidates for r in c.rejected))
 
     def plans(self, constants: Mapping[str, int]) -> tuple[Plan, ...]:
         """Plans for these constants that take about as long as the best, which is first, and no
         longer than the next of `tiles`, which is tried where they do not do."""
-        near, below = _near(self.ranked, constants), self._next_seconds(constants)
+        near, below = _near(self.found, constants), self._next_seconds(constants)
         fast = (
             r for r in near if r.estimate and (r is near[0] or r.estimate.seconds <= ALIKE * below)
         )
@@ -77,40 +89,45 @@ class Choice:
         blocks one, best first, as far as they are better than his own, which are last: two for
         each of two ways, since what spills under one plan mostly does under the others."""
         found: dict[Dims, list[Ranked]] = {}
-        for r in self.ranked:
+        for r in self.found:
             if r.plan is not None and (SINGLE not in found or r.plan.joined == SINGLE):
                 found.setdefault(r.plan.joined, []).append(r)
         own = found.pop(SINGLE, None)
-        joined = [replace(self, ranked=tuple(rows)).plans({})[:2] for rows in found.values()][:2]
-        return [*joined, replace(self, ranked=tuple(own)).plans({})] if own else joined
+        joined = [replace(self, found=rows).plans({})[:2] for rows in found.values()][:2]
+        return [*joined, replace(self, found=own).plans({})] if own else joined
 
     def has_alike(self, constants: Mapping[str, int]) -> bool:
         """Whether the next of `tiles` is predicted to be as fast."""
-        best = next((r.estimate for r in _near(self.ranked, constants)), None)
+        best = next((r.estimate for r in _near(self.found, constants)), None)
         return best is not None and self._next_seconds(constants) <= ALIKE * best.seconds
 
     def _next_seconds(self, constants: Mapping[str, int]) -> float:
         """What the next of `tiles` is predicted to take; infinite if there is none."""
-        later = itertools.dropwhile(lambda tile: tile != constants, self.tiles)
+        later = itertools.dropwhile(lambda tile: tile != constants, self.tiles())
         other = next(itertools.islice(later, 1, None), None)
-        known = (r.estimate for r in self.ranked if r.constants == other)
+        if other is None:
+            return math.inf
+        known = (r.estimate for r in self.found if r.constants == other)
         return next((e.seconds for e in known if e), math.inf)
 
-    @property
-    def tiles(self) -> tuple[Mapping[str, int], ...]:
+    def tiles(self) -> Iterator[Mapping[str, int]]:
         """The chosen constants, then others that are worth a try where those do not do, best
         first."""
-        return (self.constants, *_others(self.ranked, self.constants))
+        return itertools.chain([self.constants], _others(self.found, self.constants))
 
     @property
     def best(self) -> Estimate | None:
         """Of the fastest configuration; None where nothing is known of it."""
-        known = (r.estimate for r in self.ranked if r.estimate is not None)
+        first = (*itertools.islice(self.found, KEPT), *_near(self.found, self.constants))
+        known = (r.estimate for r in first if r.estimate is not None)
         return min(known, key=lambda e: e.seconds, default=None)
 
     def text(self) -> str:
-        """For people: one line per configuration."""
-        return "\n".join(map(str, (*self.ranked, *self.rejected))) + "\n"
+        """For people: one line for each of the best configurations, for each of those with the
+        chosen constants, and for some that cannot run."""
+        every = enumerate(self.found)
+        shown = [r for n, r in every if n < KEPT or r.constants == self.constants]
+        return "\n".join(map(str, (*shown, *self.rejected[:KEPT]))) + "\n"
 
 
 class Chooser:
@@ -139,55 +156,47 @@ class Chooser:
         self,
         values: Values,
         grid: Grid,
-        most: int = 0,
         starts: Sequence[Mapping[str, int]] = (),
         below: float = math.inf,
     ) -> Choice | None:
         """The choice for sizes and scalars with these `values`; `grid` gives the grid of
-        the launch for values of the open arguments, None if the kernel has its own. At least `most`
-        configurations are kept, if there are as many. Given `starts`, the search begins at the
-        first; it is left out where they are far from `below` so many seconds, and is done from the
-        middle, too, where it comes below.
+        the launch for values of the open arguments, None if the kernel has its own. Given `starts`,
+        the search begins at the first; it is left out where they are far from `below` so many
+        seconds, and is done from the middle, too, where it comes below.
 
         None if it is left out, and where nothing is known that tells the plans apart. Raises
         CompileError if no combination of the arguments compiles.
         """
-        found: dict[Tile, list[Ranked]] = {}
+        numbers: dict[Tile, Numbers | None] = {}
 
-        def best(at: Tile) -> float:
-            if at not in found:
-                found[at] = self._ranked(at, values, grid)
-            first = found[at][0].estimate if found[at] else None
-            return math.inf if first is None else first.seconds
+        def less(at: Tile) -> float:
+            numbers[at], least = self._numbers(at, values, grid)
+            return least
 
+        def rank(at: Tile) -> list[Ranked]:
+            return self._ranked(at, numbers[at], values)
+
+        found = Tried(less, rank, self._order)
         self._leave_out_idle(starts)
         if math.prod(map(len, self._open.values())) <= MOST_TRACED:
             for at in itertools.product(*self._open.values()):
-                best(at)
+                found.come_by(at)
         else:
             lists = [sorted(v) for v in self._open.values()]
             at = middle = self._middle
             if starts:
                 tiles = [tuple(s[name] for name in self._open) for s in starts]
-                if min(map(best, tiles)) > FOUND * below:
+                if min(map(found.seconds, tiles)) > FOUND * below:
                     return None
                 at = tiles[0]
-            at = self._descend(at, lists, best)
-            if starts and best(at) < below:  # worth another search
-                at = min((at, self._descend(middle, lists, best)), key=best)
-            self._refine(at, found, best)
-        ranked = [r for at in found for r in found[at]]
-        ranked.sort(key=self._order)
-        if not ranked:
-            return self._nothing(found)
-        rejected = [r for c in self._seen(found) for r in c.rejected]
-        chosen = ranked[0].constants
-        mine = [r for r in ranked if r.constants == chosen]
-        kept = [r for r in ranked[: max(KEPT, most)] if r.constants != chosen]
-        for constants in _others(ranked, chosen):
-            kept += [r for r in _near(ranked, constants) if r not in kept]
-        kept = sorted([*mine, *kept], key=self._order)
-        return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
+            at = self._descend(at, lists, found)
+            if starts and found.seconds(at) < below:  # worth another search
+                at = found.fastest((at, self._descend(middle, lists, found)))
+            self._refine(at, found, numbers)
+        best = next(iter(found), None)
+        if best is None:
+            return self._nothing(found.least)
+        return Choice(dict(best.constants), found, self._seen(found.least))
 
     @property
     def _middle(self) -> Tile:
@@ -209,22 +218,21 @@ class Chooser:
         passes refuse: `most` that they accept, or `KEPT` if these are fewer."""
         fits: list[Ranked] = []
         refused: list[Ranked] = []
-        ranked = deque(choice.ranked)
-        while ranked and len(fits) < min(most, KEPT):
-            r = ranked.popleft()
+        ranked = iter(choice.found)
+        while len(fits) < min(most, KEPT) and (r := next(ranked, None)) is not None:
             candidate = self._candidate(tuple(r.constants[name] for name in self._open))
             if r.plan is not None and r.plan.joined != SINGLE and self._ways is not None:
                 candidate = self._ways[r.plan.joined]
             assert isinstance(candidate, Candidate)
             r = candidate.as_compiled(r)
             (refused if r.estimate is None else fits).append(r)
-        return replace(choice, ranked=(*fits, *ranked), rejected=(*refused, *choice.rejected))
+        return replace(choice, found=(*fits, *ranked), refused=tuple(refused))
 
     def _descend(
         self,
         at: Tile,
         lists: Sequence[Sequence[int]],
-        best: Callable[[Tile], float],
+        found: Tried,
         reach: int | None = None,
     ) -> Tile:
         """From a tile to faster neighbours: another of its `lists`' values for one argument, at
@@ -237,37 +245,37 @@ class Chooser:
                 if reach is not None:
                     k = bisect.bisect_left(values, at[i])
                     values = values[max(k - reach, 0) : k + reach + 1]
-                at = min((at, *((*at[:i], v, *at[i + 1 :]) for v in values)), key=best)
+                at = found.fastest((at, *((*at[:i], v, *at[i + 1 :]) for v in values)))
             moves = _pair_moves(at, lists)
-            at = min((at, *moves), key=best)
+            at = found.fastest((at, *moves))
             if at in left:
-                alike = (t for t in moves if t not in left and math.isclose(best(t), best(at)))
+                most = ALMOST * found.seconds(at)
+                near = (t for t in moves if t not in left and found.come_by(t) <= most)
+                alike = (t for t in near if math.isclose(found.seconds(t), found.seconds(at)))
                 at = next(alike, at)
             if at in left:
                 break
         return at
 
-    def _refine(
-        self, at: Tile, found: dict[Tile, list[Ranked]], best: Callable[[Tile], float]
-    ) -> None:
+    def _refine(self, at: Tile, found: Tried, numbers: Mapping[Tile, Numbers | None]) -> None:
         """Values between the listed ones where there are few tiles: those sides of a tile that take
         the least time by its sizes alone; then a few for every argument, near by. Where there are
         more, they are forgotten again unless they are worth it."""
-        first = found[at][0].estimate if found[at] else None
+        first = found.first(at)
         if not first or not self._fine:
             return
-        extents, before = self._extents(at, found, first.sides), {*found}
+        extents, before = self._extents(at, numbers, first.sides), {*found.least}
         if first.waves * math.prod(at[i] for i in extents) > MORE_WAVES * LARGE_TILE:
             return
-        fine = min((at, *self._fine_tiles(at, extents, first.tiles)), key=best)
+        fine = found.fastest((at, *self._fine_tiles(at, extents, first.tiles)))
         lists = [
             sorted({*values, *(BETWEEN if self._fine.get(name) else ())})
             for name, values in self._open.items()
         ]
-        fine = self._descend(fine, lists, best, REACH)
-        if first.waves > FEW_WAVES and best(fine) > WORTH * best(at):
-            for tile in found.keys() - before:
-                del found[tile]
+        fine = self._descend(fine, lists, found, REACH)
+        if first.waves > FEW_WAVES and found.seconds(fine) > WORTH * first.seconds:
+            for tile in found.least.keys() - before:
+                del found.least[tile]
 
     def _fine_tiles(self, at: Tile, extents: Mapping[int, int], tiles: int) -> list[Tile]:
         """Tiles that take less time than `at`, of which a launch has so many, by their sizes alone:
@@ -301,7 +309,7 @@ class Chooser:
         return list(itertools.islice(every, FINE_TRIED))
 
     def _extents(
-        self, at: Tile, found: Mapping[Tile, list[Ranked]], sides: Collection[int]
+        self, at: Tile, numbers: Mapping[Tile, Numbers | None], sides: Collection[int]
     ) -> dict[int, int]:
         """The extent that each of the open arguments divides which are sides of a tile: of `sides`
         the one that fits the numbers of tiles."""
@@ -309,9 +317,8 @@ class Chooser:
         for i, values in enumerate(self._open.values()):
             tiles = {}
             for v in values:
-                ranked = found.get((*at[:i], v, *at[i + 1 :]))
-                if ranked and ranked[0].estimate:
-                    tiles[v] = ranked[0].estimate.tiles
+                if (n := numbers.get((*at[:i], v, *at[i + 1 :]))) is not None:
+                    tiles[v] = n.blocks
             for extent in sorted(sides):
                 counts = {v: -(-extent // v) for v in tiles}
                 if len({*counts.values()}) > 1 and len({tiles[v] / counts[v] for v in tiles}) == 1:
@@ -319,13 +326,24 @@ class Chooser:
                     break
         return extents
 
-    def _ranked(self, at: Tile, values: Values, grid: Grid) -> list[Ranked]:
+    def _numbers(self, at: Tile, values: Values, grid: Grid) -> tuple[Numbers | None, float]:
+        """A tile's numbers, None if it cannot run or nothing is known of it, and what no plan takes
+        less than."""
         if at not in self._candidates and self._is_too_large(at):
-            return []
+            return None, math.inf
         candidate = self._candidate(at)
         if isinstance(candidate, CompileError):
+            return None, math.inf
+        numbers = candidate.numbers(values, grid(candidate.constants))
+        if numbers is None:
+            return None, math.inf
+        return numbers, candidate.least(numbers) if self._open else 0.0
+
+    def _ranked(self, at: Tile, numbers: Numbers | None, values: Values) -> list[Ranked]:
+        candidate = self._candidates.get(at)
+        if numbers is None or not isinstance(candidate, Candidate):
             return []
-        own = candidate.ranked(values, grid(candidate.constants)) or []
+        own = candidate.ranked_at(numbers)
         return [*self._joined(own, values), *own]
 
     def _joined(self, own: Sequence[Ranked], values: Values) -> Iterator[Ranked]:
@@ -350,7 +368,8 @@ class Chooser:
         for other, small in self._candidates.items():
             if isinstance(small, Candidate) and all(x <= y for x, y in zip(other, at)):
                 grows = [i for i, (x, y) in enumerate(zip(other, at)) if x < y]
-                if not small.fits and all(self._enlarges(i, other) for i in grows):
+                fits = small.is_roomy or small.fits
+                if not fits and all(self._enlarges(i, other) for i in grows):
                     return True
         return False
 
@@ -411,25 +430,32 @@ class Chooser:
         return None
 
 
-def _others(ranked: Sequence[Ranked], chosen: Mapping[str, int]) -> list[Mapping[str, int]]:
+def _others(found: Iterable[Ranked], chosen: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """The constants to try behind those that are chosen, best first: the next best, then such as
     have smaller fragments."""
-    found: list[Mapping[str, int]] = []
+    given = [chosen]
     most = math.inf
-    for r in ranked:
-        if r.plan is None or r.estimate is None or r.constants in (chosen, *found):
+    least: dict[Tile, float] = {}
+    for r in found:
+        if r.plan is None or r.estimate is None or r.constants in given:
             continue
+        first = least.setdefault(tuple(r.constants.values()), r.estimate.seconds)
+        if r.estimate.seconds > NEAR * first:
+            continue  # it is none of the plans that are tried
         held = r.estimate.registers * (r.plan.threads or 1)
-        if held <= most and len(found) < TILES - 1:
-            found.append(r.constants)
+        if held <= most:
+            given.append(r.constants)
+            yield r.constants
             most = LESS * held
-    return found
+        if len(given) == TILES:
+            return
 
 
-def _near(ranked: Sequence[Ranked], constants: Mapping[str, int]) -> list[Ranked]:
+def _near(found: Iterable[Ranked], constants: Mapping[str, int]) -> list[Ranked]:
     """Of the configurations with these constants, those that take about as long as the best, which
     is first; no others that would spill as well."""
-    same = [(r.estimate, r) for r in ranked if r.constants == constants and r.estimate]
+    rows = found.sorted_of(tuple(constants.values())) if isinstance(found, Tried) else found
+    same = [(r.estimate, r) for r in rows if r.constants == constants and r.estimate]
     best = min((e.seconds for e, _ in same), default=0.0)
     return [r for e, r in same if e.seconds <= NEAR * best and (not e.lacking or e is same[0][0])]
 

@@ -174,7 +174,7 @@ def estimate(
     if waves == 1 and made.wide:
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
-    stores, ends = _stores(n, plan, made, threads, s), _ends(n, plan, s)
+    stores, ends = _stores(n, plan, made, threads, s), ends_of(n, plan, s)
     first = made.ring_bytes / max(made.stages, 1) / (s.l2 * s.clock)
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     busy *= TOGETHER if plan.split > 1 else 1.0
@@ -209,7 +209,7 @@ def estimate(
         # Nearly the longer: plans that are bound alike differ in what they have to do besides.
         s.launch + longer * sum((t / longer) ** NEARLY for t in (seconds, cached)) ** (1 / NEARLY),
         limit if seconds > cached else STORES,
-        _flops(n) * n.blocks,
+        flops_of(n) * n.blocks,
         n.blocks,
         waves,
         blocks / (waves * multiprocessors),
@@ -242,7 +242,7 @@ def _loop(
     n: Numbers, plan: Plan, made: Realised, threads: int, resident: int, waves: int, target: Target
 ) -> _Loop:
     s = target.speeds
-    flops, (from_l2, outside) = _flops(n), n.loaded_in(plan.cluster)
+    flops, (from_l2, outside) = flops_of(n), n.loaded_in(plan.cluster)
     matrix = sum(
         p.flops * times / _rate(instr, threads * plan.residents, target) * made.repeated
         for (p, times), instr in zip(n.products, made.instrs)
@@ -305,7 +305,7 @@ def _busy(
         if made.wide:
             delay += START * n.mixed.waited / (max(n.iterations, 1.0) if plan.overlap else 1.0)
         streams = 1 if plan.consumer_groups > 1 else max(1, threads // GROUP_THREADS)
-        work = _in_turns(loop.compute, own, delay, streams * together)
+        work = in_turns(loop.compute, own, delay, streams * together)
         work *= LOCKSTEP_MIXED if plan.cluster != (1, 1, 1) else 1.0
         work += DIRECT * n.mixed.stored / s.l2
     if plan.consumer_groups > 1:
@@ -314,7 +314,7 @@ def _busy(
     return max(own, loop.from_cache) / (plan.split * plan.parts)
 
 
-def _in_turns(products: float, others: float, delay: float, streams: int) -> float:
+def in_turns(products: float, others: float, delay: float, streams: int) -> float:
     """Clocks of `products` on the tensor cores and of `others` on the units of threads, shared
     evenly by so many streams of instructions, each of which does one behind the other and waits for
     a `delay` besides: all of them take turns at both. One stream takes the sum, many the larger of
@@ -350,7 +350,7 @@ def _cached(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
     return n.loaded_in(plan.cluster)[0] / (plan.split * plan.parts) / s.l2 + stored / s.store
 
 
-def _ends(n: Numbers, plan: Plan, s: Speeds) -> float:
+def ends_of(n: Numbers, plan: Plan, s: Speeds) -> float:
     """Seconds that blocks take for what they share: those of a cluster wait for one another, the
     last one of a sum brings in all its parts."""
     ends = s.latency * (plan.cluster != (1, 1, 1))  # barriers at both ends
@@ -362,7 +362,7 @@ def _ends(n: Numbers, plan: Plan, s: Speeds) -> float:
     return ends
 
 
-def _flops(n: Numbers) -> float:
+def flops_of(n: Numbers) -> float:
     return sum(p.flops * times for p, times in n.products)
 
 
@@ -429,5 +429,9 @@ def _least(instr: MatrixInstruction | None, depth: int) -> float:
     """Clocks of a product over `depth` however small its tile is."""
     if instr is None:
         return 0.0
-    fixed, step = ITERATION.get(instr.feature.partition("_")[0], (100, 40))
+    fixed, step = iteration(instr)
     return fixed + step * depth / instr.k
+
+
+def iteration(instr: MatrixInstruction) -> tuple[float, float]:
+    return ITERATION.get(instr.feature.partition("_")[0], (100, 40))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from tilec.passes.plan_pipeline import (
     room_for_rings,
     staging_bytes,
 )
+from tilec.passes.utils.dependence import modref
 from tilec.passes.utils.plans import shared_of, stages_of
 from tilec.target import Target
 
@@ -68,7 +69,8 @@ class Footprint:
     what a block that shares its sums hands over; `rows`, the largest tile that leaves by rows, in
     place of the rings where these are not filled again (`refilled`: by a loop of the user's).
     `threads` are the user's, or the default. `leaves`: beside such loops, whether TMA can take some
-    tile to global memory. `persists`: whether a block may do the body several times."""
+    tile to global memory. `persists`: whether a block may do the body several times.
+    `made`: of tiles that threads fill for products, which have two versions if there is room."""
 
     sizes: Mapping[Value, int]
     buffers: Rings | None
@@ -79,6 +81,7 @@ class Footprint:
     refilled: bool = False
     leaves: bool = False
     persists: bool = False
+    made: int = 0
     _planned: dict[tuple[object, ...], RingStages] = field(default_factory=dict)
     _depths: dict[tuple[bool, int, bool], tuple[dict[Value, list[Depth]], list[Value]]] = field(
         default_factory=dict
@@ -156,6 +159,8 @@ class Footprint:
         if chosen and all(r.trips for r in chosen):
             most = min(most, max(r.trips for r in chosen))
         room = limit - beside - BARRIER_BYTES
+        if plan.specialise and plan.consumer_groups == 1:
+            room -= self.made
         while most > 2 and self.planned(plan, most, target).total > room:
             most -= 1
         several = replace(plan, single_buffer=False) if plan.single_buffer else plan
@@ -218,7 +223,21 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
         refilled,
         engines is not None and _leaves(func, engines),
         can_persist(func),
+        sum(sizes[v] for v in _made(loops)) if target.has("wgmma") else 0,
     )
+
+
+def _made(loops: Iterable[For]) -> set[Value]:
+    """The shared tiles that threads fill in loops with stages for products, which alone read
+    them."""
+    found = set[Value]()
+    for loop in loops:
+        inputs = {r.buffer for o in loop.body.ops if isinstance(o, Gemm) for r in o.inputs}
+        for v in inputs:
+            users = [o for o in loop.body.ops if v in modref(o)]
+            if isinstance(users[0], Parallel) and all(isinstance(o, Gemm) for o in users[1:]):
+                found |= {v} if v.space == "shared" else set()
+    return found
 
 
 def _leaves(func: Func, engines: CopyEngines) -> bool:

@@ -35,6 +35,7 @@ MORE_GROUPS, GROUP_ROWS = (3, 4), 64  # of products that overlap, and what each 
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
 MOST_COLUMNS = 128  # of a tile that groups which take turns share
 SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
+CLUSTERS = ((1, 2, 1), (2, 1, 1))  # whose blocks load for one another
 # How many such clusters, or blocks, may share it through global memory: few numbers, since each
 # takes code of its own.
 PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -363,7 +364,7 @@ def _sharing(
         made += [
             _plan(specialise=True, persistent=True, cluster=c, threads=t, **ways)
             for t in choices
-            for c in ((1, 2, 1), (2, 1, 1))
+            for c in CLUSTERS
             for ways in _cluster_ways(func, t)
         ]
     return made

@@ -32,10 +32,11 @@ from tilec.passes.utils.registers import (
     widest_wgmma,
 )
 from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, LEAST_STAGES
-from tilec.support.rich import aligned, html_block, html_table, size_text, time_text
+from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.balance import unevenness
+from tilec.tune.bound import least
 from tilec.tune.cost import CACHE, Estimate, Products, Realised, estimate, multiprocessors_for
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
@@ -50,6 +51,7 @@ L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisati
 EVEN = 0.003  # of the time: wider groups that are more even by less are not worth what they read
 AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
+ROOMY = 7 / 8  # of the registers, with fragments in which all plans known have room
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
 
@@ -144,6 +146,14 @@ class Candidate:
         """Bits of a block's tiles, in shared memory and in registers."""
         types = (o.type for o in self.func.body.every(Alloc))
         return sum(t.size * t.dtype.bits for t in types)
+
+    @cached_property
+    def is_roomy(self) -> bool:
+        """Whether two of each of its shared tiles would fit, and all of its fragments."""
+        types = [o.type for o in self.func.body.every(Alloc)]
+        shared = sum(t.bytes for t in types if t.space == "shared")
+        words = sum(t.size * t.dtype.bits for t in types if t.space == "fragment") // 32
+        return 2 * shared <= self.target.shared_bytes and words <= ROOMY * self.target.registers
 
     @property
     def fits(self) -> bool:
@@ -293,9 +303,22 @@ class Candidate:
 
     def ranked(self, values: Values, grid: Sequence[int] | None = None) -> list[Ranked] | None:
         """The plans best first for these sizes; None if the grid cannot be known."""
+        numbers = self.numbers(values, grid)
+        return None if numbers is None else self.ranked_at(numbers)
+
+    def numbers(self, values: Values, grid: Sequence[int] | None = None) -> Numbers | None:
+        """Those of a launch; None if its grid cannot be known."""
         numbers = self.work.at(values, grid)
-        if numbers is None or numbers.blocks < 1:
-            return None
+        return None if numbers is None or numbers.blocks < 1 else numbers
+
+    def least(self, numbers: Numbers) -> float:
+        """Seconds that no plan is predicted to take less than; 0 where the user's schedule asks for
+        what no plan of tilec's has."""
+        func, wanted = self._taken
+        return 0.0 if wanted.fields else least(numbers, threads_of(func), self.target)
+
+    def ranked_at(self, numbers: Numbers) -> list[Ranked]:
+        """The plans best first for these numbers."""
         found = []
         for plan, runs, made, threads in self._static[0]:
             plan = self._grouped(plan, made, numbers, runs.persistent)
@@ -454,45 +477,3 @@ def _counted(plan: Plan) -> Plan:
     return replace(
         plan, roles=False, specialise=True, overlap=True, threads=32 * GROUP_WARPS * LAST_GROUPS
     )
-
-
-# --- for people ---
-
-
-HEAD = ("predicted", "configuration", "bound by", "tiles", "waves", "filled", "DRAM", "L2",
-        "shared", "registers")  # fmt: skip
-_RIGHT = (0, 3, 4, 5, 6, 7, 8, 9)
-
-
-class Recommendations(tuple[Ranked, ...]):
-    """Configurations best first, then those that cannot run. A tuple, which prints as a table."""
-
-    __slots__ = ()
-
-    def _rows(self) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
-        """The cells of those that can run, and (configuration, reason) of the others."""
-        good = [cells(r) for r in self if r.estimate is not None]
-        return good, [(r.configuration, r.reason) for r in self if r.estimate is None]
-
-    def __str__(self) -> str:
-        good, bad = self._rows()
-        parts = [aligned(good, HEAD, _RIGHT)] if good else []
-        parts += ["cannot run:\n" + aligned([(f"  {c}", why) for c, why in bad])] if bad else []
-        return "\n\n".join(parts) or "nothing to choose"
-
-    def _repr_html_(self) -> str:
-        good, bad = self._rows()
-        parts = [html_table(good, HEAD, _RIGHT)] if good else []
-        parts += [html_block("cannot run", html_table(bad))] if bad else []
-        return html_block("configurations, best first", *parts, about="predicted, not measured")
-
-
-def cells(r: Ranked) -> tuple[str, ...]:
-    """A configuration's row below `HEAD`."""
-    e = r.estimate
-    if e is None:
-        return ("", r.configuration, r.reason, *[""] * (len(HEAD) - 3))
-    name = r.configuration or "nothing to choose"
-    numbers = (f"{e.tiles:,}", f"{e.waves:,}", f"{e.filled:.0%}")
-    moved = (size_text(e.dram_bytes), size_text(e.l2_bytes), size_text(e.shared_bytes))
-    return (time_text(e.seconds), name, e.limit, *numbers, *moved, str(e.registers))

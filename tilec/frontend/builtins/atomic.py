@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilec import language as T
 from tilec.frontend.builtins.pointers import place_of
-from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin, named
 from tilec.frontend.builtins.threads import asks_for_threads, same_in_all_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
@@ -16,7 +16,9 @@ ORDERS = ("relaxed", "acquire", "release", "acq_rel", "seq_cst")
 _BITS = ("and", "or", "xor")
 
 
-def _update(t: Expressions, c: Call, kind: str) -> Scalar | None:
+@builtin(*named("atomic_{}", ATOMICS))
+def update(t: Expressions, c: Call) -> Scalar | None:
+    kind = c.builtin.removeprefix("atomic_")
     by_tma = "use_tma" in c.values and c.flag("use_tma")
     returned = c.flag("return_prev")
     dst, value = c["dst"], c["value"]
@@ -163,12 +165,6 @@ def _tile(
         t.emit(AtomicTile, t.box(source), t.box(dest), kind, "tma_store" if by_tma else "")
     if order not in (None, "relaxed", "release"):
         t.emit(DeviceFence)
-
-
-for _kind in ATOMICS:
-    builtin(getattr(T, f"atomic_{_kind}"))(
-        lambda t, c: _update(t, c, c.builtin.removeprefix("atomic_"))
-    )
 
 
 @builtin(T.atomic_cas)

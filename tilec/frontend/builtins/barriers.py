@@ -26,7 +26,8 @@ GROUP_THREADS = 128  # of a `T.ws`
 # --- barriers -------------------------------------------------------------------------------------
 
 
-def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
+@builtin(T.alloc_barrier)
+def alloc_barrier(t: Expressions, c: Call) -> Buffer:
     c.of("tiles")
     if len(t.builders) > 1:
         hint = "move it up to the other buffers: a barrier is initialised once"
@@ -44,13 +45,10 @@ def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
     return barrier
 
 
-builtin(T.alloc_barrier)(_alloc_barrier)
-
-
 @builtin(T.alloc_cluster_barrier)
-def alloc_cluster_barrier(t: Expressions, c: Call) -> Buffer:
+def alloc_cluster_barrier(t: Expressions, c: Call) -> object:
     in_cluster(t, c)
-    return _alloc_barrier(t, c)
+    return alloc_barrier(t, c)
 
 
 def _barrier(t: Expressions, c: Call, name: str = "mbarrier") -> tuple[Value, Value]:
@@ -88,7 +86,8 @@ def _block(t: Expressions, c: Call, name: str) -> Value:
     return t.convert(block, INT32).value
 
 
-def _arrive(t: Expressions, c: Call) -> None:
+@builtin(T.barrier_arrive, T.mbarrier_arrive, of="threads")
+def arrive(t: Expressions, c: Call) -> None:
     if c["cta_id"] is None:
         t.emit(ops.MbarrierArrive, *_barrier(t, c))
         return
@@ -101,11 +100,8 @@ def arrive_with_copies(t: Expressions, c: Call) -> None:
     t.emit(ops.MbarrierArrive, *_barrier(t, c, "barrier"), copies=True)
 
 
-builtin(T.barrier_arrive, of="threads")(_arrive)
-builtin(T.mbarrier_arrive, of="threads")(_arrive)
-
-
-def _wait(t: Expressions, c: Call) -> None:
+@builtin(T.barrier_wait, T.mbarrier_wait_parity, of="threads")
+def wait(t: Expressions, c: Call) -> None:
     barrier, slot = _barrier(t, c)
     hint = "write the number of the phase, from 0: its lowest bit is the parity"
     given = c.whole("parity", hint, ", not an integer")
@@ -118,10 +114,6 @@ def _wait(t: Expressions, c: Call) -> None:
                 ops.Binary, "and", number.value, t.constant(1, INT32).value, reach=Reach(0, 1)
             )
     t.emit(ops.MbarrierWait, barrier, slot, parity.value, acquire=t.cluster is not None)
-
-
-builtin(T.barrier_wait, of="threads")(_wait)
-builtin(T.mbarrier_wait_parity, of="threads")(_wait)
 
 
 def _bytes(t: Expressions, c: Call) -> int:
@@ -251,9 +243,8 @@ def _to_several(t: Expressions, c: Call, source: Tile, dest: Tile, policy: str) 
     t.emit(ops.Copy, t.box(source), t.box(dest), eviction_policy=policy)
 
 
-@builtin(T.tma_store_wait, of="threads")
-def tma_store_wait(t: Expressions, c: Call) -> None:
-    t.emit(ops.TmaStoreWait, c.integer("count", 0), c.flag("read"))
+_waits = emits(ops.TmaStoreWait, lambda c: c.integer("count", 0), lambda c: c.flag("read"))
+builtin(T.tma_store_wait, of="threads")(_waits)
 
 
 @builtin(T.async_copy, of="tiles")
@@ -267,22 +258,15 @@ def async_copy(t: Expressions, c: Call) -> None:
 
 
 builtin(T.ptx_commit_group, of="threads")(emits(ops.CpAsyncCommit))
-
-
-@builtin(T.ptx_wait_group, of="threads")
-def wait_group(t: Expressions, c: Call) -> None:
-    t.emit(ops.CpAsyncWait, c.integer("num", 0))
+builtin(T.ptx_wait_group, of="threads")(emits(ops.CpAsyncWait, lambda c: c.integer("num", 0)))
 
 
 # --- products -------------------------------------------------------------------------------------
 
 
-def _wait_products(t: Expressions, c: Call, name: str) -> None:
-    t.emit(ops.WgmmaWait, c.integer(name, 0), ())
-
-
-builtin(T.wait_wgmma, of="tiles")(lambda t, c: _wait_products(t, c, "id"))
-builtin(T.warpgroup_wait, of="tiles")(lambda t, c: _wait_products(t, c, "num_mma"))
+@builtin(T.wait_wgmma, T.warpgroup_wait, of="tiles")
+def wait_products(t: Expressions, c: Call) -> None:
+    t.emit(ops.WgmmaWait, c.integer("id" if "id" in c.values else "num_mma", 0), ())
 
 
 # --- groups of threads ----------------------------------------------------------------------------
@@ -361,18 +345,11 @@ builtin(T.inc_max_nreg)(lambda t, c: _set_registers(t, c, True))
 builtin(T.dec_max_nreg)(lambda t, c: _set_registers(t, c, False))
 
 
-def _hint(t: Expressions, c: Call) -> None:
+@builtin(T.annotate_producer_reg_dealloc, T.annotate_consumer_reg_alloc, T.no_set_max_nreg)
+@builtin(T.warpgroup_arrive, T.warpgroup_commit_batch, T.warpgroup_fence_operand)
+@builtin(T.disable_warp_group_reg_alloc, T.tma_store_arrive)
+@builtin(T.ptx_fence_barrier_init, of="threads")
+def hint(t: Expressions, c: Call) -> None:
     """Nothing: tilec does it by itself."""
     if "reg_count" in c.values:
         c.integer("reg_count", 1)
-
-
-builtin(T.annotate_producer_reg_dealloc)(_hint)
-builtin(T.annotate_consumer_reg_alloc)(_hint)
-builtin(T.no_set_max_nreg)(_hint)
-builtin(T.ptx_fence_barrier_init, of="threads")(_hint)
-builtin(T.tma_store_arrive)(_hint)
-builtin(T.warpgroup_arrive)(_hint)
-builtin(T.warpgroup_commit_batch)(_hint)
-builtin(T.warpgroup_fence_operand)(_hint)
-builtin(T.disable_warp_group_reg_alloc)(_hint)

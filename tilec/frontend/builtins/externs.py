@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from tilec.frontend.builtins.asm import meaning
 from tilec.frontend.builtins.pointers import moved, place_of
 from tilec.frontend.builtins.rounding import cast
 from tilec.frontend.builtins.scalar import find_first_set, permuted_bytes, upper_product
-from tilec.frontend.builtins.table import BUILTINS, Call, builtin, dtype_at
+from tilec.frontend.builtins.table import BUILTINS, Call, builtin, dtype_at, traced
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.extern_names import Known, known, names
 from tilec.frontend.lanes import lanewise
@@ -62,7 +62,9 @@ builtin(T.import_source)(lambda t, c: import_text(t, c, "source"))
 # --- calls ----------------------------------------------------------------------------------------
 
 
-def _call(t: Expressions, c: Call) -> object:
+@builtin(T.call_extern, T.call_pure_extern, T.call_intrin)
+@builtin(T.call_llvm_intrin, T.call_llvm_pure_intrin)
+def call(t: Expressions, c: Call) -> object:
     given = list(c["args"])
     dtype = c["dtype"]
     if dtype is None and given:
@@ -107,16 +109,6 @@ def _call(t: Expressions, c: Call) -> object:
     if found.word == "load":
         return _load(t, c, name, wanted, given[0])
     return _number(t, c, name, found, wanted, given)
-
-
-for _word in (
-    T.call_extern,
-    T.call_pure_extern,
-    T.call_intrin,
-    T.call_llvm_intrin,
-    T.call_llvm_pure_intrin,
-):
-    builtin(_word)(_call)
 
 
 def _result(t: Expressions, c: Call, dtype: object) -> DType | VectorDType | None:
@@ -307,23 +299,19 @@ def _compute(t: Expressions, c: Call, found: Known, values: Sequence[Scalar]) ->
     if word == "bits":
         assert found.result is not None
         return t.emit_scalar(Bitcast, x.value, found.result)
-    if word == "ffs":
-        return find_first_set(t, x)
-    if word == "mulhi":
-        return upper_product(t, x, values[1])
-    if word == "byte_perm":
-        return permuted_bytes(t, x, values[1], values[2])
-    assert word == "dp4a"
-    return _dp4a(t, values)
+    return traced(t, _WRITTEN[word], *values)
 
 
-def _dp4a(t: Expressions, values: Sequence[Scalar]) -> Scalar:
-    a, b, total = values
-    for byte in range(4):
-        lifted = (t.binary("shl", x, 24 - 8 * byte) for x in (a, b))
-        x, y = (t.binary("shr", v, 24) for v in lifted)
-        total = t.run_time(t.binary("add", total, t.binary("mul", x, y)))
+def _dp4a(a, b, total):  # type: ignore[no-untyped-def]
+    """In the language of kernels."""
+    for up in (24, 16, 8, 0):
+        total = total + ((a << up) >> 24) * ((b << up) >> 24)
     return total
+
+
+_WRITTEN: dict[str, Callable[..., Any]] = {
+    "byte_perm": permuted_bytes, "dp4a": _dp4a, "ffs": find_first_set, "mulhi": upper_product,
+}  # fmt: skip
 
 
 # --- others ---------------------------------------------------------------------------------------

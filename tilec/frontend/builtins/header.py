@@ -28,7 +28,8 @@ _STORES = {"tma": True, "direct": False}
 _MOST_CLUSTER = 16  # blocks; what the driver allows at most
 
 
-def _loop(t: Expressions, c: Call) -> LoopHeader:
+@builtin(T.serial, T.unroll, T.vectorized, T.Pipelined, T.Parallel, T.Persistent)
+def loop(t: Expressions, c: Call) -> LoopHeader:
     values = dict(c.values)
     places = {name: t.frame.loc(node) for name, node in c.nodes.items()}
     if "start" in values and values.get("stop") is None:
@@ -38,10 +39,6 @@ def _loop(t: Expressions, c: Call) -> LoopHeader:
     if "extents" in values and len(c.node.args) == len(values["extents"]):
         places |= {f"extents[{d}]": t.frame.loc(a) for d, a in enumerate(c.node.args)}
     return LoopHeader(c.builtin, values, t.loc, places)
-
-
-for _builtin in (T.serial, T.unroll, T.vectorized, T.Pipelined, T.Parallel, T.Persistent):
-    builtin(_builtin)(_loop)
 
 
 @builtin(T.Kernel)
@@ -109,7 +106,7 @@ def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int,
     return x, y, z
 
 
-@builtin(T.empty)
+@builtin(T.empty, T.alloc_global)
 def empty(t: Expressions, c: Call) -> EmptyTensor:
     c, given = _shape_and_dtype(t, c)
     shape: list[int | Scalar] = []
@@ -121,9 +118,6 @@ def empty(t: Expressions, c: Call) -> EmptyTensor:
             raise t.error(f"an extent of T.empty is {describe(extent)}", hint, c.place("shape"))
         shape.append(extent if known is None else known)
     return EmptyTensor(tuple(shape), c.dtype("dtype"), t.loc)
-
-
-builtin(T.alloc_global)(empty)
 
 
 def _shape_and_dtype(t: Expressions, c: Call) -> tuple[Call, Sequence[Any]]:

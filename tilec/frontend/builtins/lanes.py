@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tilec import language as T
 from tilec.builtins.lanes import MOST_LANES, VectorDType
 from tilec.frontend.builtins.pointers import as_bits, regrouped
-from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin, named
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise, numbers_of
 from tilec.frontend.values import Lanes, Number, Region, Scalar, describe
@@ -78,14 +78,8 @@ def _pairs(compute: Callable[..., Number]) -> Callable[[Expressions, Call], Lane
     return handler
 
 
-for _word, _kind in (
-    (T.add2, "add"),
-    (T.sub2, "sub"),
-    (T.mul2, "mul"),
-    (T.max2, "max"),
-    (T.min2, "min"),
-):
-    builtin(_word)(_pairs(lambda t, x, y, kind=_kind: t.binary(kind, x, y)))
+for _kind in ("add", "sub", "mul", "max", "min"):
+    builtin(*named("{}2", [_kind]))(_pairs(lambda t, x, y, kind=_kind: t.binary(kind, x, y)))
 builtin(T.fma2)(_pairs(lambda t, x, y, z: t.emit_scalar(Fma, x.value, y.value, z.value)))
 builtin(T.abs2)(_pairs(lambda t, x: t.unary("abs", x)))
 

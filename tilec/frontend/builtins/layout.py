@@ -12,7 +12,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.builtins.table import Call, builtin
-from tilec.frontend.builtins.tile import buffer_dict, dict_entry
+from tilec.frontend.builtins.tile import buffer_dict
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import check_layout, fragment_layout
 from tilec.frontend.placements import IndexMap, map_of, placement
@@ -28,8 +28,7 @@ _MOST_ELEMENTS = 1 << 22  # more are those of a tensor, no tile's
 
 @builtin(T.annotate_layout, of="tiles")
 def annotate_layout(t: Expressions, c: Call) -> None:
-    for buffer, layout in buffer_dict(t, c, "layouts"):
-        key, value = dict_entry(t, c, "layouts", buffer)
+    for buffer, layout, key, value in buffer_dict(t, c, "layouts"):
         if buffer.is_global:
             _place(t, buffer, layout, key, value)
             continue

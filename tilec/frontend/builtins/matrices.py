@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tilec import language as T
@@ -38,49 +38,45 @@ def ptx_mma(t: Expressions, c: Call) -> None:
         raise t.error(message, hint)
     dtypes = [b.type.dtype for b in buffers]
     taken = [TFLOAT32 if d is FLOAT32 else d for d in dtypes[:2]]
-    found = [
-        i
-        for i in instructions.instructions_of(taken[0], taken[1], dtypes[2])
-        if isinstance(i, instructions.MmaInstruction)
-    ]
-    shapes = {f"m{i.m}n{i.n}k{i.k}": i for i in found}
-    if c["shape"] not in shapes:
-        known = ", ".join(shapes) or "none"
-        names = ", ".join(d.name for d in dtypes)
-        raise t.error(
-            f"there is no mma {c['shape']} of {names} (A, B, C); there are: {known}",
-            'write "m16n8k16" of float16 or bfloat16 with float32, "m16n8k8" of float32, '
-            '"m16n8k32" of float8 with float32 or of int8 with int32, "m8n8k4" of float64',
-            c.place("shape"),
-        )
-    _multiply(t, shapes[c["shape"]], buffers, first)
+    found = instructions.instructions_of(taken[0], taken[1], dtypes[2])
+    mma = (i for i in found if isinstance(i, instructions.MmaInstruction))
+    hint = (
+        'write "m16n8k16" of float16 or bfloat16 with float32, "m16n8k8" of float32, '
+        '"m16n8k32" of float8 with float32 or of int8 with int32, "m8n8k4" of float64'
+    )
+    instr = _instruction(c, "shape", "mma", {f"m{i.m}n{i.n}k{i.k}": i for i in mma}, dtypes, hint)
+    _multiply(t, instr, buffers, first)
 
 
 @builtin(T.tvm_mfma, of="threads")
 def tvm_mfma(t: Expressions, c: Call) -> None:
     buffers = [_local(t, c, n) for n in ("multiplicand_a", "multiplicand_b", "accumulator")]
     dtypes = [b.type.dtype for b in buffers]
-    known = {
-        i.word: i
-        for i in instructions.instructions_of(dtypes[0], dtypes[1], dtypes[2])
-        if isinstance(i, instructions.MfmaInstruction)
-    }
-    instr = known.get(c["dtype_prefix"])
-    if instr is None:
-        names = ", ".join(d.name for d in dtypes)
-        raise t.error(
-            f"there is no mfma {c['dtype_prefix']} of {names} (A, B, C); there are: "
-            f"{', '.join(known) or 'none'}",
-            "sums of float16, bfloat16, float8 and float32 are float32, of int8 int32, of float64 "
-            "float64",
-            c.place("dtype_prefix"),
-        )
+    found = instructions.instructions_of(dtypes[0], dtypes[1], dtypes[2])
+    known = {i.word: i for i in found if isinstance(i, instructions.MfmaInstruction)}
+    hint = (
+        "sums of float16, bfloat16, float8 and float32 are float32, of int8 int32, of float64 "
+        "float64"
+    )
+    instr = _instruction(c, "dtype_prefix", "mfma", known, dtypes, hint)
     counts = [n * pack for n, pack in zip(instr.registers, instr.packs)]
     first = [
         t.binary("mul", c.number(name), count)
         for name, count in zip(("a_index", "b_index", "c_index"), counts)
     ]
     _multiply(t, instr, buffers, first)
+
+
+def _instruction(
+    c: Call, name: str, kind: str, known: Mapping[str, instructions.MatrixInstruction],
+    dtypes: Sequence[DType], hint: str,
+) -> instructions.MatrixInstruction:  # fmt: skip
+    """The one of the instructions `known` that an argument names."""
+    if c[name] not in known:
+        names, there = ", ".join(d.name for d in dtypes), ", ".join(known) or "none"
+        message = f"there is no {kind} {c[name]} of {names} (A, B, C); there are: {there}"
+        raise c.t.error(message, hint, c.place(name))
+    return known[c[name]]
 
 
 def _multiply(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilec import language as T
 from tilec.builtins.random import PHILOX
@@ -24,7 +25,7 @@ from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.builder import Builder
 from tilec.ir.core import Op, Value
 from tilec.ir.ops import Const, Fma, ThreadIndex
-from tilec.ir.types import BOOL, FLOAT32, FLOAT64, INT32, UINT32, UINT64, DType
+from tilec.ir.types import BOOL, FLOAT32, FLOAT64, INT32, UINT64, DType
 
 _OTHERS = ("curandStateMRG32k3a_t", "curandStateXORWOW_t")
 
@@ -81,46 +82,37 @@ def _word(t: Expressions, c: Call, name: str) -> Scalar:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _philox(t: Expressions, seed: Scalar, seq: Scalar, number: Number) -> list[Scalar]:
-    """The four words of a counter: `number` in its lower half, `seq` in its upper."""
-
-    def low(x: Number) -> Scalar:
-        return t.convert(x, UINT32)
-
-    def high(x: Number) -> Scalar:
-        return t.convert(t.binary("shr", x, 32), UINT32)
-
-    counter = [low(number), high(number), low(seq), high(seq)]
-    key: list[Number] = [low(seed), high(seed)]
-    for _ in range(_ROUNDS):
-        first, second = (
-            t.binary("mul", t.convert(counter[2 * n], UINT64), _MULTIPLIERS[n]) for n in range(2)
-        )
-        mixed = [
-            t.binary("xor", t.binary("xor", high(product), counter[n]), key[k])
-            for product, n, k in ((second, 1, 0), (first, 3, 1))
-        ]
-        counter = [t.run_time(x) for x in (mixed[0], low(second), mixed[1], low(first))]
-        key = [t.binary("add", k, step) for k, step in zip(key, _WEYL)]
+def _philox(seed: Any, seq: Any, number: Any) -> Any:
+    """In the language of kernels: the four words of a counter, `number` in its lower half, `seq` in
+    its upper."""
+    counter = [T.uint32(number), T.uint32(number >> 32), T.uint32(seq), T.uint32(seq >> 32)]
+    key = [T.uint32(seed), T.uint32(seed >> 32)]
+    for _ in [*range(_ROUNDS)]:
+        first, second = [T.uint64(counter[2 * n]) * _MULTIPLIERS[n] for n in (0, 1)]
+        mixed = T.uint32(second >> 32) ^ counter[1] ^ key[0]
+        other = T.uint32(first >> 32) ^ counter[3] ^ key[1]
+        counter = [mixed, T.uint32(second), other, T.uint32(first)]
+        key = [key[n] + _WEYL[n] for n in (0, 1)]
     return counter
 
 
-def _words(t: Expressions, stream: Stream, at: Number, count: int) -> list[Scalar]:
-    """`count` words of a stream, the first of them `at` words behind its offset."""
-    at = t.binary("add", stream.off, at)
-    words: list[Scalar] = []
-    for block in range(1 if count == 1 else 2):  # four words each
-        number = t.binary("add", t.binary("shr", at, 2), block)
-        words += _philox(t, stream.seed, stream.seq, number)
-    first = t.binary("and", at, 3)
-    skips = [t.run_time(t.compare("eq", first, n)) for n in range(1, 4)]
-    found = []
-    for n in range(count):
+def _words_at(seed: Any, seq: Any, off: Any, at: Any, count: Any) -> Any:
+    """In the language of kernels: `count` words of a stream, the first `at` words behind `off`."""
+    at = off + at
+    words = [w for n in ([0] if count == 1 else [0, 1]) for w in _philox(seed, seq, (at >> 2) + n)]
+    first = at & 3
+    skips, found = [first == n for n in (1, 2, 3)], []
+    for n in [*range(count)]:
         word = words[n]
         for skip, other in zip(skips, words[n + 1 :]):
-            word = t.select(skip, other, word)
+            word = T.if_then_else(skip, other, word)
         found.append(word)
     return found
+
+
+def _words(t: Expressions, stream: Stream, at: Number, count: int) -> list[Scalar]:
+    found: Any = t.trace_function(_words_at, [*stream, at, count], {})
+    return [t.run_time(x) for x in found]
 
 
 def _current(t: Expressions, c: Call) -> Generator:

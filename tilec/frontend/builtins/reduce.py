@@ -11,9 +11,8 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.scalar import index_of_thread
-from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin, named
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.overlaps import check_overlap
 from tilec.frontend.values import (
     AttrHeader,
     Buffer,
@@ -36,18 +35,10 @@ from tilec.ir.types import BOOL, INT32, ScalarType
 _MOST_LOCAL = 1024  # elements that a thread reduces by itself
 
 
-@builtin(T.reduce)
+@builtin(T.reduce, *named("reduce_{}", REDUCTIONS))
 def reduce(t: Expressions, c: Call) -> None:
-    _reduce(t, c, c.choice("reduce_type", REDUCTIONS))
-
-
-for _kind in REDUCTIONS:
-    builtin(getattr(T, f"reduce_{_kind}"))(
-        lambda t, c: _reduce(t, c, c.builtin.removeprefix("reduce_"))
-    )
-
-
-def _reduce(t: Expressions, c: Call, kind: str) -> None:
+    kind = c.builtin.removeprefix("reduce_")
+    kind = c.choice("reduce_type", REDUCTIONS) if c.builtin == "reduce" else kind
     given = c["buffer"].buffer if isinstance(c["buffer"], Region) else c["buffer"]
     local = isinstance(given, Buffer) and given.type.space == "local"
     if not local:
@@ -179,7 +170,7 @@ def _scan(t: Expressions, c: Call, kind: str, begins: Tile | None = None) -> Non
         if tile.buffer.type.dtype is BOOL:
             hint = "copy it to a tile of int32 first"
             raise t.error(f"T.{c.builtin} is of numbers, not of {describe(tile.buffer)}", hint)
-    check_overlap(t, f"T.{c.builtin} of {t.tile_text(source)}", source, dest)
+    t.check_overlap(f"T.{c.builtin} of {t.tile_text(source)}", source, dest)
     reverse = c.flag("reverse")
     cut = None if begins is None else t.box(begins)
     t.emit(Scan, t.box(source), t.box(dest), dim, kind, reverse=reverse, begins=cut)

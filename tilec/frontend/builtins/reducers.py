@@ -20,7 +20,6 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.open_loops import USUAL_THREADS
 from tilec.frontend.races import ADD_UP
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
-from tilec.ir import core
 from tilec.ir.builder import Builder
 from tilec.ir.core import Value, squeeze
 from tilec.ir.effects import effects_in
@@ -70,7 +69,7 @@ def reducer_init(t: Expressions, c: Call) -> None:
         value = t.constant(neutral(KINDS[reducer.kind], dtype), dtype)
     else:
         value = t.convert(c.number("init"), dtype)
-    t.emit(Fill, _whole(t, buffer.value), value.value)
+    t.emit(Fill, t.box(t.tile(buffer, "the reducer")), value.value)
     reducer.open = True
 
 
@@ -132,11 +131,6 @@ def _races(t: Expressions, buffer: Buffer) -> CompileError:
         f"iterations of T.Parallel write the same element of {buffer.name}; they run in any order",
         ADD_UP,
     )
-
-
-def _whole(t: Expressions, v: Value) -> core.Region:
-    shape = v.buffer.static_shape
-    return core.Region(v, tuple(t.index_value(0) for _ in shape), shape)
 
 
 @builtin(T.reducer_update)

@@ -13,7 +13,7 @@ from tilec import language as T
 from tilec.builtins import maths
 from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend.builtins.scalar import cast_to, elementwise
-from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin, traced
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise
 from tilec.frontend.values import Lanes, Number, Scalar, describe
@@ -64,7 +64,7 @@ def cast(t: Expressions, c: Call) -> Scalar | Lanes:
         most = t.convert(t.constant(float("inf"), wide), dtype)  # saturates
     saturates = saturate is not False if dtype.bits == 8 else saturate is True
     given = [x, dtype, mode or "rn", saturates, bits, most]
-    return t.run_time(t.number(t.trace_function(_rounded, given, {}), "the result"))
+    return traced(t, _rounded, *given)
 
 
 def _of_lanes(t: Expressions, c: Call, to: VectorDType | None) -> Lanes:

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
-from tilec.frontend.builtins.fast import fast_math
+from tilec.frontend.builtins.formulas import fast_math
 from tilec.frontend.builtins.lanes import reinterpreted
-from tilec.frontend.builtins.table import Call, builtin, dtype_at
+from tilec.frontend.builtins.table import Call, builtin, dtype_at, traced
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_number
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Bitcast, BlockIndex, Fma, GridSize, Print, ThreadIndex
-from tilec.ir.types import INT32, INT64, UINT32, UINT64, DType, find_dtype
+from tilec.ir.types import UINT32, DType, find_dtype
 
 # --- blocks and threads ---------------------------------------------------------------------------
 
@@ -178,17 +178,14 @@ def reinterpret(t: Expressions, c: Call) -> Scalar | Lanes | None:
 # --- builtins that compute at compile time --------------------------------------------------------
 
 
-def _run(t: Expressions, c: Call) -> object:
+@builtin(T.infinity, T.max_value, T.min_value, T.dynamic, T.const)
+def run(t: Expressions, c: Call) -> object:
     function = getattr(T, c.builtin)
     try:
         return function(**c.values)
     except (CompileError, AttributeError, TypeError) as e:
         message = e.message if isinstance(e, CompileError) else f"T.{c.builtin}: {e}"
         raise t.error(message, getattr(e, "hint", "")) from None
-
-
-for _builtin in (T.infinity, T.max_value, T.min_value, T.dynamic, T.const):
-    builtin(_builtin)(_run)
 
 
 # --- printing -------------------------------------------------------------------------------------
@@ -246,19 +243,19 @@ def _escaped(text: str) -> str:
 _HALF = 0xFFFF_FFFF
 
 
-builtin(T.ffs)(lambda t, c: find_first_set(t, t.run_time(_int(t, c, "x"))))
+builtin(T.ffs)(lambda t, c: traced(t, find_first_set, t.run_time(_int(t, c, "x"))))
 
 
 @builtin(T.mulhi)
 def mulhi(t: Expressions, c: Call) -> Scalar:
     x, y = (_int(t, c, name, 32, 64) for name in ("x", "y"))
-    return upper_product(t, *t.unify(x, y, "*"))
+    return traced(t, upper_product, *t.unify(x, y, "*"))
 
 
 @builtin(T.byte_perm)
 def byte_perm(t: Expressions, c: Call) -> Scalar:
-    x, y, s = (t.convert(_int(t, c, name, 32), UINT32) for name in ("x", "y", "s"))
-    return permuted_bytes(t, x, y, s)
+    words = (t.convert(_int(t, c, name, 32), UINT32) for name in ("x", "y", "s"))
+    return traced(t, permuted_bytes, *words)
 
 
 def _int(t: Expressions, c: Call, name: str, *widths: int) -> Number:
@@ -272,60 +269,39 @@ def _int(t: Expressions, c: Call, name: str, *widths: int) -> Number:
     return number
 
 
-def find_first_set(t: Expressions, x: Scalar) -> Scalar:
+# In the language of kernels:
+
+
+def find_first_set(x):  # type: ignore[no-untyped-def]
     """See `T.ffs`."""
-    is_none = t.compare("eq", x, 0)
-    place = t.binary("add", t.convert(t.unary("ctz", x), INT32), 1)
-    return t.select(is_none, 0, place) if isinstance(is_none, Scalar) else t.run_time(place)
+    return T.if_then_else(x == 0, 0, T.int32(T.ctz(x)) + 1)
 
 
-def upper_product(t: Expressions, x: Scalar, y: Scalar) -> Scalar:
-    """The upper half of a product, of the dtype of both factors."""
-    dtype = x.dtype
-    if dtype.bits == 64:
-        return _upper_of_128(t, x, y)
-    wide = INT64 if dtype.kind == "int" else UINT64
-    product = t.binary("mul", t.convert(x, wide), t.convert(y, wide))
-    return t.convert(t.binary("shr", product, dtype.bits), dtype)
+def upper_product(x, y):  # type: ignore[no-untyped-def]
+    """The upper half of a product, of the dtype of both factors; of 64 bits by halves, of which a
+    negative factor counts 2**64 too much as an unsigned one."""
+    dtype, signed = x.dtype, x.dtype.name[0] == "i"
+    if dtype.bits == 32:
+        wide = "int64" if signed else "uint64"
+        return T.cast((T.cast(x, wide) * T.cast(y, wide)) >> 32, dtype)
+    a, b = T.uint64(x), T.uint64(y)
+    low = [(a & _HALF, b & _HALF), (a >> 32, b & _HALF)]
+    lower, left, right, upper = [m * n for m, n in [*low, (a & _HALF, b >> 32), (a >> 32, b >> 32)]]
+    one, other, both = lower >> 32, left & _HALF, right & _HALF
+    middle = one + other + both
+    one, other, both = left >> 32, right >> 32, middle >> 32
+    found = upper + one + other + both
+    if signed:
+        for sign, factor in ((x, b), (y, a)):
+            found = found - (T.uint64(sign >> 63) & factor)  # all ones, or none
+    return T.cast(found, dtype)
 
 
-def _upper_of_128(t: Expressions, x: Scalar, y: Scalar) -> Scalar:
-    """By halves; a negative factor counts 2**64 too much as an unsigned one."""
-
-    def low(v: Number) -> Number:
-        return t.binary("and", v, _HALF)
-
-    def high(v: Number) -> Number:
-        return t.binary("shr", v, 32)
-
-    def total(*parts: Number) -> Number:
-        found, *rest = parts
-        for part in rest:
-            found = t.binary("add", found, part)
-        return found
-
-    a, b = t.convert(x, UINT64), t.convert(y, UINT64)
-    lower, left, right, upper = (
-        t.binary("mul", m, n)
-        for m, n in ((low(a), low(b)), (high(a), low(b)), (low(a), high(b)), (high(a), high(b)))
-    )
-    middle = total(high(lower), low(left), low(right))
-    found = total(upper, high(left), high(right), high(middle))
-    if x.dtype.kind == "int":
-        for sign, other in ((x, b), (y, a)):
-            negative = t.convert(t.binary("shr", sign, 63), UINT64)  # all ones, or none
-            found = t.binary("sub", found, t.binary("and", negative, other))
-    return t.convert(found, x.dtype)
-
-
-def permuted_bytes(t: Expressions, x: Scalar, y: Scalar, s: Scalar) -> Scalar:
+def permuted_bytes(x, y, s):  # type: ignore[no-untyped-def]
     """See `T.byte_perm`."""
-    low, high = (t.convert(t.convert(v, UINT32), UINT64) for v in (x, y))
-    both = t.binary("or", low, t.binary("shl", high, 32))
-    chosen, found = t.convert(s, UINT32), t.constant(0, UINT32)
-    for n in range(4):
-        which = t.binary("and", t.binary("shr", chosen, 4 * n), 7)
-        moved = t.binary("shr", both, t.convert(t.binary("mul", which, 8), UINT64))
-        byte = t.convert(t.binary("and", moved, 0xFF), UINT32)
-        found = t.run_time(t.binary("or", found, t.binary("shl", byte, 8 * n)))
+    both = T.uint64(T.uint32(x)) | (T.uint64(T.uint32(y)) << 32)
+    chosen, found = T.uint32(s), T.uint32(0)
+    for n in (0, 8, 16, 24):
+        which = (chosen >> n // 2) & 7
+        found = found | (T.uint32((both >> T.uint64(which * 8)) & 0xFF) << n)
     return found

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from tilec import language as T
 from tilec.builtins import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
@@ -221,37 +222,60 @@ BUILTINS: dict[Callable[..., Any], Builtin] = {}
 
 
 def builtin(
-    function: Callable[..., Any], raw: bool = False, of: str = ""
+    *functions: Callable[..., Any], raw: bool = False, of: str = ""
 ) -> Callable[[Handler], Handler]:
-    """Make the decorated function the handler of a builtin of the language."""
+    """Make the decorated function the handler of builtins of the language."""
 
     def register(handler: Handler) -> Handler:
-        BUILTINS[function] = Builtin(function.__name__, handler, raw, of)
+        BUILTINS.update((f, Builtin(f.__name__, handler, raw, of)) for f in functions)
         return handler
 
     return register
 
 
-def emits(op: type[Op], *fields: object) -> Handler:
-    """The handler of a builtin that is an op."""
+def named(pattern: str, names: Iterable[str]) -> Iterator[Callable[..., Any]]:
+    """The builtins whose names are those of a kind, "reduce_{}", say."""
+    return (getattr(T, pattern.format(name)) for name in names)
+
+
+def emits(op: type[Op], *fields: Callable[[Call], object]) -> Handler:
+    """The handler of a builtin that is an op, whose fields are read from the call."""
 
     def handler(t: Expressions, c: Call) -> None:
-        t.emit(op, *fields)
+        t.emit(op, *(read(c) for read in fields))
 
     return handler
 
 
-@cache
-def parameters_of(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    """A builtin's parameters."""
-    return tuple(inspect.signature(function).parameters.values())
+def traced(t: Expressions, function: Callable[..., Any], *values: object) -> Scalar:
+    """The number that a function in the language of kernels gives."""
+    return t.run_time(t.number(t.trace_function(function, [*values], {}), "the result"))
+
+
+class Parameters(NamedTuple):
+    """The names of a function's parameters that take one argument, and of the one that takes the
+    rest; the defaults of all."""
+
+    names: tuple[str, ...]
+    rest: str | None
+    defaults: Mapping[str, Any]
+
+
+def parameters_of(function: Callable[..., Any]) -> Parameters:
+    found = inspect.signature(function).parameters.values()
+    names = tuple(p.name for p in found if p.kind is not p.VAR_POSITIONAL)
+    rest = next((p.name for p in found if p.kind is p.VAR_POSITIONAL), None)
+    return Parameters(names, rest, {p.name: p.default for p in found})
+
+
+of_builtin = cache(parameters_of)
 
 
 def bind_call(
     t: Expressions,
     shown: str,
     builtin: str,
-    parameters: tuple[inspect.Parameter, ...],
+    parameters: Parameters,
     node: ast.Call,
     raw: bool = False,
 ) -> Call:
@@ -259,19 +283,19 @@ def bind_call(
 
     Raises CompileError for a wrong count, an unknown keyword, an argument given twice.
     """
-    names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    names, rest, defaults = parameters
+    empty = inspect.Parameter.empty
     values: dict[str, Any] = {}
     nodes: dict[str, ast.expr] = {}
     if rest is not None:
-        lead = [p.name for p in parameters]
-        lead = lead[: lead.index(rest)]
+        every = [*defaults]
+        lead = every[: every.index(rest)]
         nodes.update(zip(lead, node.args))
         values[rest] = tuple(t.elements(node.args[len(lead) :]))
     else:
         if len(node.args) > len(names):
             listed = ", ".join(names) or "none"
-            needed = ", ".join(p.name for p in parameters if p.default is p.empty)
+            needed = ", ".join(n for n, default in defaults.items() if default is empty)
             message = (
                 f"{shown} takes at most {len(names)} argument{'s' * (len(names) != 1)} "
                 f"({listed}), {len(node.args)} were given"
@@ -291,14 +315,14 @@ def bind_call(
         if name in nodes:
             raise t.error(f"{shown}: {name} is given twice", "leave one out", keyword)
         nodes[name] = keyword.value
-    for p in parameters:
-        if p.name in nodes:
-            values[p.name] = None if raw else t.expression(nodes[p.name])
-        elif p.default is not p.empty:
-            values[p.name] = p.default
-        elif p.name != rest:
-            listed = ", ".join(q.name for q in parameters if q.default is q.empty)
-            raise t.error(f"{shown} needs the argument {p.name!r}", f"write {shown}({listed})")
+    for name, default in defaults.items():
+        if name in nodes:
+            values[name] = None if raw else t.expression(nodes[name])
+        elif default is not empty:
+            values[name] = default
+        elif name != rest:
+            listed = ", ".join(n for n, default in defaults.items() if default is empty)
+            raise t.error(f"{shown} needs the argument {name!r}", f"write {shown}({listed})")
     return Call(t, builtin, node, values, nodes)
 
 

@@ -10,7 +10,7 @@ from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.scalar import block_index, index_of_thread, thread_along
-from tilec.frontend.builtins.table import Call, builtin, emits
+from tilec.frontend.builtins.table import Call, builtin, emits, named, traced
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
 from tilec.frontend.index import Reach
@@ -83,12 +83,9 @@ def lane_of(t: Expressions, c: Call) -> Number:
 builtin(T.get_lane_idx)(lambda t, c: t.binary("mod", index_of_thread(t, c), _warp_size(t, c)))
 
 
-def _warp(t: Expressions, c: Call) -> Number:
+@builtin(T.get_warp_idx, T.get_warp_idx_sync)
+def get_warp_idx(t: Expressions, c: Call) -> Number:
     return t.binary("floordiv", index_of_thread(t, c), _warp_size(t, c))
-
-
-builtin(T.get_warp_idx)(_warp)
-builtin(T.get_warp_idx_sync)(_warp)
 
 
 @builtin(T.get_warp_group_idx)
@@ -214,16 +211,13 @@ def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Scalar:
     return value
 
 
-def _reduced(t: Expressions, c: Call) -> Number:
+@builtin(*named("warp_reduce_{}", ("sum", "max", "min", "bitand", "bitor")))
+def warp_reduce(t: Expressions, c: Call) -> Number:
     value, kind = _value(t, c), c.builtin.removeprefix("warp_reduce_")
     if kind.startswith("bit") and value.dtype.is_float:
         message = f"T.{c.builtin} combines the bits of ints, not {describe(value)}"
         raise t.error(message, "use T.warp_reduce_max, or an int", c.place("value"))
     return combined(t, c, kind, value)
-
-
-for _kind in ("sum", "max", "min", "bitand", "bitor"):
-    builtin(getattr(T, f"warp_reduce_{_kind}"))(_reduced)
 
 
 # --- clusters -------------------------------------------------------------------------------------
@@ -329,12 +323,11 @@ def _ballot(t: Expressions, c: Call, said: Scalar) -> Number:
     return _vote(t, c, "bitor", said, own, 0)
 
 
-@builtin(T.ballot_sync)
+@builtin(T.ballot_sync, T.ballot)
 def ballot_sync(t: Expressions, c: Call) -> Number:
     return t.convert(_ballot(t, c, _holds(t, c)), UINT64)
 
 
-builtin(T.ballot)(ballot_sync)
 builtin(T.activemask)(lambda t, c: t.convert(_ballot(t, c, t.constant(True, BOOL)), UINT64))
 
 
@@ -390,7 +383,7 @@ def _counted(t: Expressions, c: Call) -> Number:
     c.of("threads")
     said = t.select(_holds(t, c), t.constant(1, INT32), 0)
     warps = -(-math.prod(_shape(t, c)) // t.warp_size)
-    return t.number(t.trace_function(_count, [said, warps], {}), "the count")
+    return traced(t, _count, said, warps)
 
 
 builtin(T.syncthreads_count)(lambda t, c: _counted(t, c))

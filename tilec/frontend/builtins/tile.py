@@ -14,7 +14,6 @@ from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
-from tilec.frontend.overlaps import check_overlap, same_memory
 from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
@@ -47,7 +46,8 @@ _SCOPES = {
 }
 
 
-def _alloc(t: Expressions, c: Call) -> Buffer:
+@builtin(T.alloc_shared, T.alloc_fragment, T.alloc_local)
+def alloc(t: Expressions, c: Call) -> Buffer:
     space, scopes = _SCOPES[c.builtin]
     if space != "local":
         c.of("tiles")
@@ -61,11 +61,6 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
     one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
     shape, dtype = (1,) if one else c.shape("shape"), c.dtype("dtype")
     return t.allocated(shape, dtype, space, node=c.node if space == "shared" else None)
-
-
-builtin(T.alloc_shared)(_alloc)
-builtin(T.alloc_fragment)(_alloc)
-builtin(T.alloc_local)(_alloc)
 
 
 @builtin(T.alloc_var)
@@ -142,7 +137,7 @@ def copy(t: Expressions, c: Call) -> None:
         copy_open(t, c, *closed(t, c))
         return
     source, dest = c.tiles()
-    check_overlap(t, f"T.copy of {t.tile_text(source)}", source, dest)
+    t.check_overlap(f"T.copy of {t.tile_text(source)}", source, dest)
     if is_placed(t, source, dest):
         copy_elements(t, source, dest)
         return
@@ -202,8 +197,7 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
 # --- products -------------------------------------------------------------------------------------
 
 
-@builtin(T.wgmma_gemm, of="tiles")
-@builtin(T.gemm, of="tiles")
+@builtin(T.gemm, T.wgmma_gemm, of="tiles")
 def gemm(t: Expressions, c: Call) -> None:
     a, b = factor(t, c, "A"), factor(t, c, "B")
     acc, place = accumulator(t, c)
@@ -259,7 +253,7 @@ def multiply(
 
 def _beside(t: Expressions, operand: Tile, acc: Tile) -> Tile:
     """An operand of a product, as it is before the product changes it: a copy, where it is C."""
-    if not same_memory(t, operand, acc):
+    if not t.same_memory(operand, acc):
         return operand
     copy = t.allocated(operand.extents[-2:], operand.buffer.dtype, "fragment")
     copy.value.name = operand.buffer.name
@@ -349,50 +343,44 @@ def check_dtypes(t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[T
 # --- annotations ----------------------------------------------------------------------------------
 
 
-def dict_entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.AST, ast.AST]:
-    """Where the key `buffer` of a dict stands, and its value (the dict, where it is not written
-    out)."""
-    place = c.place(name)
-    if isinstance(place, ast.Dict):
-        for k, v in zip(place.keys, place.values):
-            if isinstance(k, ast.Name) and t.names.get(k.id) is buffer:
-                return k, v
-    return place, place
+def buffer_dict(
+    t: Expressions, c: Call, name: str
+) -> list[tuple[Buffer, object, ast.AST, ast.AST]]:
+    """The keys and values of a dict of buffers, and where each of them stands (the dict, where it
+    is not written out)."""
+    got, place = c[name], c.place(name)
+    if not isinstance(got, dict):
+        message = f"T.{c.builtin} takes a dict of buffers, not {describe(got)}"
+        raise t.error(message, "write {buffer: …}", place)
+    written = [*zip(place.keys, place.values)] if isinstance(place, ast.Dict) else []
+    found = []
+    for key, value in got.items():
+        if not isinstance(key, Buffer):
+            message = f"a key of T.{c.builtin} is {describe(key)}, not a buffer"
+            raise t.error(message, "write the buffer itself, without quotes or index", place)
+        own = ((k, v) for k, v in written if isinstance(k, ast.Name) and t.names.get(k.id) is key)
+        found.append((key, value, *next(own, (place, place))))
+    return found
 
 
 @builtin(T.annotate_safe_value)
 def annotate_safe_value(t: Expressions, c: Call) -> None:
-    for buffer, value in buffer_dict(t, c, "values"):
+    for buffer, value, key, place in buffer_dict(t, c, "values"):
         if not buffer.is_global:
             message = f"{describe(buffer)} has no safe value; only tensor arguments have one"
-            hint = "annotate the tensor it is copied from"
-            raise t.error(message, hint, dict_entry(t, c, "values", buffer)[0])
+            raise t.error(message, "annotate the tensor it is copied from", key)
         if buffer.packed is not None:
             raise t.error(
                 f"{describe(buffer)} has no safe value but 0: its elements are narrower in memory",
                 "leave it out, and choose by T.if_then_else where elements are read",
-                dict_entry(t, c, "values", buffer)[0],
+                key,
             )
         number = t.number(value, "a safe value")
         if not isinstance(number, bool | int | float):
             message = f"the safe value of {buffer.name} is {describe(value)}; it must be a literal"
-            hint = "write a number that is known at compile time"
-            raise t.error(message, hint, dict_entry(t, c, "values", buffer)[1])
+            raise t.error(message, "write a number that is known at compile time", place)
         t.padded.add(buffer.value)
         t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
-
-
-def buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, object]]:
-    got = c[name]
-    if not isinstance(got, dict):
-        message = f"T.{c.builtin} takes a dict of buffers, not {describe(got)}"
-        raise t.error(message, "write {buffer: …}", c.place(name))
-    for key in got:
-        if not isinstance(key, Buffer):
-            message = f"a key of T.{c.builtin} is {describe(key)}, not a buffer"
-            hint = "write the buffer itself, without quotes or index"
-            raise t.error(message, hint, c.place(name))
-    return list(got.items())
 
 
 @builtin(T.use_swizzle, of="tiles")

@@ -13,7 +13,6 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import on_chip
-from tilec.frontend.overlaps import same_memory
 from tilec.frontend.placements import along, for_each_element
 from tilec.frontend.values import Buffer, Region, Scalar, Tile, describe
 from tilec.ir.ops import View
@@ -22,8 +21,7 @@ from tilec.ir.types import INT8, INT32, ON_CHIP, UINT8, BufferType, DType, Exten
 UNNAMED = "_"  # an extent that no size parameter holds
 
 
-@builtin(T.reshape)
-@builtin(T.view)
+@builtin(T.view, T.reshape)
 def view(t: Expressions, c: Call) -> Buffer | None:
     if c["src"] is None and t.options.tilelang:
         return None  # of a tensor that this variant does not have
@@ -165,7 +163,7 @@ def transpose(t: Expressions, c: Call) -> None:
                 "loop over its elements: for i, j in T.grid(m, n): y[j, i] = x[i, j]",
                 c.place(name),
             )
-    if same_memory(t, source, dest):
+    if t.same_memory(source, dest):
         raise t.error(
             f"T.transpose of {describe(dest.buffer)} onto itself: elements would be read after "
             "they are written",

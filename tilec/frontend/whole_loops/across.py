@@ -17,14 +17,13 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilec.frontend.whole_loops.ends import Ends
 from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import (
     Fresh,
-    Named,
     Nest,
     Put,
     changed_by,
@@ -38,16 +37,25 @@ from tilec.support.syntax import conditions_in, copied, every, names_in, parsed,
 
 
 class Fold(NamedTuple):
-    """What folds into a variable: what stands before a loop, what is done for each element of a
-    tile that is whole, and of one that sticks out, behind each tile, and behind the loop, up to
-    where blocks come together, and from there."""
+    """What becomes of a statement of a loop, mostly one that folds into a variable: what stands
+    before the loop, what is done for each element of a tile that is whole, and of one that sticks
+    out, behind each tile, and behind the loop, up to where blocks come together, and from there the
+    `last`; `first` in a tile. A scan has a loop of its own over the tile, from which something is
+    `carried` to the next one. The `place` of an element, of equal ones the smallest or largest, is
+    `found` when it is known what is the most, and put together with what was there, `settled`."""
 
     before: list[ast.stmt]
-    whole: str
-    edge: str
-    behind: list[str]
-    after: list[ast.stmt]
-    last: list[ast.stmt]
+    whole: Sequence[str]
+    edge: Sequence[str]
+    behind: Sequence[str] = ()
+    after: Sequence[ast.stmt] = ()
+    last: Sequence[ast.stmt] = ()
+    first: Sequence[str] = ()
+    carried: Sequence[str] = ()
+    found: Sequence[ast.stmt] = ()
+    place: str = ""
+    of_equal: str = ""
+    settled: Sequence[ast.stmt] = ()
 
 
 @dataclass
@@ -135,7 +143,8 @@ for {self.o}, {self.c} in {self.language}.Parallel({self.outer}, {self.width}):
         right = [f for f in factors if self.across in names_in(f)]
         left = [f for f in factors if f not in right]
         given = {self.nest.indices[-1], *self.held, *self.totals, *stored_names(*loop.body)}
-        if word != "sum" or self.dtype_of(self.sums[name]) is not FLOAT32 or not left or not right:
+        is_sum = word == "sum" and self.nest.dtype_of(self.sums[name]) is FLOAT32
+        if not is_sum or not left or not right:
             return None
         if not given.isdisjoint(names_in(*right)) or self.wide & names_in(*left):
             return None
@@ -168,7 +177,7 @@ for {n}, {c} in {t}.Parallel({self.inner}, {self.width}):
 """
         place = f"{a}[{o}, {n}] ="
         edge = f"{place} {t}.if_then_else({self.wanted}, {own}, 0.0)"
-        return Fold(parsed(begun, loop), f"{place} {own}", edge, [behind.strip()], [], [])
+        return Fold(parsed(begun, loop), [f"{place} {own}"], [edge], [behind.strip()])
 
     def _chosen(self, value: ast.expr) -> tuple[ast.expr, list[ast.expr]]:
         """What is added up, and the conditions that `_fold` says so under."""
@@ -224,10 +233,10 @@ def _spread(nest: Nest, across: str) -> Nest:
             loop.body = inside
             s = loop
         body.append(s)
-    return Nest(nest.indices, nest.extents, tuple(body))
+    return replace(nest, body=tuple(body))
 
 
-def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
+def with_columns(nest: Nest, fresh: Fresh) -> Nest:
     """The nest with its last loop's iterations as its own, where that has rows of sums inside of
     it and nothing else writes: what stands before it is the same for all of them, though it may
     call something else as the loop calls its index."""
@@ -237,7 +246,7 @@ def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
     if stores or not any(every(ast.For, *(x for s in rows for x in s.body))):
         return nest
     assert isinstance(last, ast.For)
-    extent, own = counted(last.iter, named), {*nest.indices, *stored_names(*nest.body)}
+    extent, own = counted(last.iter, nest.named), {*nest.indices, *stored_names(*nest.body)}
     if extent is None or last.orelse or not index_of(last) or names_in(extent) & own:
         return nest
     if any(every(ast.Expr, *before)):
@@ -245,6 +254,7 @@ def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
     index, body = index_of(last), last.body
     if index in names_in(*before):
         index = fresh(index)
-        put = Put({index_of(last): ast.Name(index, ast.Load())})
+        put = Put({index_of(last): index})
         body = [put.visit(copied(s)) for s in body]
-    return Nest((*nest.indices, index), (*nest.extents, extent), (*before, *body))
+    indices, extents = (*nest.indices, index), (*nest.extents, extent)
+    return replace(nest, indices=indices, extents=extents, body=(*before, *body))

@@ -11,16 +11,15 @@ from __future__ import annotations
 import ast
 
 from tilec import language as T
-from tilec.frontend.whole_loops.nests import Named, Nest, changed_by, other_operand
+from tilec.frontend.whole_loops.nests import Nest, changed_by, other_operand
 from tilec.support.syntax import headed, names_in, placed
 
 
 class BeginsAnew(ast.NodeTransformer):
     """`changed`: whether anything has been written in another form."""
 
-    def __init__(self, nest: Nest, named: Named) -> None:
-        self.nest, self.named = nest, named
-        self.changed = False
+    def __init__(self, nest: Nest) -> None:
+        self.nest, self.named, self.changed = nest, nest.named, False
 
     def _begun_anew(
         self, s: ast.stmt, target: ast.Name, op: ast.operator, chosen: ast.expr, more: ast.expr

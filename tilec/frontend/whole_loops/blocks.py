@@ -7,13 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from tilec.frontend.whole_loops.folds import Magnitude
+from tilec.frontend.builtins.reduce import combine_parts, scan_tile
 from tilec.frontend.whole_loops.inner import Inner, Inners
-from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, unravelled
+from tilec.frontend.whole_loops.nests import Nest, unravelled
 from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
-from tilec.frontend.whole_loops.rows import Known, Rows
+from tilec.frontend.whole_loops.rows import Rows
 from tilec.frontend.whole_loops.side_by_side import SideBySide
 from tilec.frontend.whole_loops.spans import Most, span_of
 from tilec.frontend.whole_loops.tiles import Tiles
@@ -37,7 +37,7 @@ class Blocks(Writer):
 
     def product(
         self, parts: Sequence[Product | Pairs], tiled: Sequence[Tiling],
-        sizes: Mapping[str, Given], edges: bool, named: Named,
+        sizes: Mapping[str, Given], edges: bool,
     ) -> ast.With:  # fmt: skip
         """Tiles of `sizes` of sums along what is `tiled`, which a loop for each of `parts` adds up
         by T.gemm, or of what pairs of rows keep; `edges`: what is done with them is compared with
@@ -60,7 +60,7 @@ class Blocks(Writer):
             begin, steps = name("first"), f"T.ceildiv(K{k}, BK)"
             begun, span = self._span(
                 x, [*around, k], (m, "by * BM", "BM"), (n, "bx * BN", "BN"),
-                called=(begin, name("steps")), named=named,
+                called=(begin, name("steps")),
             )  # fmt: skip
             step, turn = "step", ""
             if span:
@@ -145,7 +145,7 @@ for {at}, turn in T.Parallel({line.size}, BK):
 
     def _span(
         self, p: Product | Pairs, turns: Sequence[int], *lines: tuple[list[int], str, str],
-        called: tuple[str, str], named: Named,
+        called: tuple[str, str],
     ) -> tuple[list[str], list[str]]:  # fmt: skip
         """Statements that say at which step of a tile's sum there is something that conditions do
         not leave out, and for how many steps, `called` so. `turns`: the numbers of its loops,
@@ -159,7 +159,7 @@ for {at}, turn in T.Parallel({line.size}, BK):
                 if len(own) == 1:
                     end = f"T.min({begin} + {size}, E{d})"
                     ranges[outer[d]] = (f"({begin})", 0), (end, -1)
-        most, extent = Most(ranges, named, self.put), p.inner[-1][1]
+        most, extent = Most(ranges, self.nest.named, self.put), p.inner[-1][1]
         match extent:
             case ast.Constant(int(n)) if n <= _SHORT:
                 tests: tuple[ast.expr, ...] = ()
@@ -240,45 +240,31 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
 """
         return self._written(text)
 
-    def rows(self, named: Named, known: Known, lanes: int) -> ast.With | None:
-        """`lanes` of a warp for each iteration, if it goes along rows; see `rows`."""
-        threads = self.asked or _THREADS
-        if threads % lanes:
+    def rows(self) -> ast.With | None:
+        """Lanes of a warp for each iteration, if it goes along rows; see `rows`."""
+        threads, lanes = self.asked or _THREADS, self.nest.lanes
+        if not lanes or threads % lanes:
             return None
         lane = self._fresh("lane")
-        body = Rows(self.nest, named, known, lanes, self.language, lane, self._fresh).body()
+        body = Rows(self.nest, self.language, lane, self._fresh).body()
         if body is None:
             return None
         self.given |= {"BODY": body, "LANE": lane}
         return self._one_by_one(threads // lanes, "T.get_warp_idx()", "LANE = T.get_lane_idx()")
 
-    def tiles(
-        self,
-        named: Named,
-        known: Known,
-        lanes: int,
-        magnitude: Magnitude,
-        dtype_of: DtypeOf,
-        combine: object,
-        scan: object,
-        inner: Sequence[Inner] = (),
-        across: str = "",
-        limits: Sequence[int] = (),
-        together: int = 0,
-    ) -> ast.With | None:
-        """Tiles of several iterations, if they go along rows or down columns; see `tiles`.
-        `combine`: what gives what blocks have together; `scan`: running values; `inner`: the sums
-        of products for which names stand, `across`: the index of columns that these share;
-        `limits`: how many iterations there are at most, `together`: blocks that run at once."""
+    def tiles(self, inner: Sequence[Inner] = (), across: str = "") -> ast.With | None:
+        """Tiles of several iterations, if they go along rows or down columns, and lanes may share
+        these; see `tiles`. `inner`: the sums of products for which names stand, `across`: the index
+        of columns that these share."""
+        if not self.nest.lanes:
+            return None
         ours = "block", "part", "combined", "scan"
         block, part, combined, scanned = map(self._fresh, ours)
         used = self.used
         writer = Tiles(
-            self.nest, named, known, lanes, self.language, "", self._fresh,
-            magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
+            self.nest, self.language, "", self._fresh, block=block, part=part, combined=combined,
             scan=scanned, totals=frozenset(x for i in inner for x in i.names.values()),
-            gemms=Inners(self, inner, lambda e: magnitude(e)[0]).gemms, across=across,
-            limits=limits, together=together,
+            gemms=Inners(self, inner).gemms, across=across,
         )  # fmt: skip
         found = writer.tiled()
         if found is None or found.threads != (self.asked or found.threads):
@@ -301,7 +287,7 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
 """
         self.given |= {"BODY": found.body, "BLOCK": block, "PART": part}
         self.given["ONE"] = self._fresh("one")
-        self.names |= {combined: combine, scanned: scan}
+        self.names |= {combined: combine_parts, scanned: scan_tile}
         return self._written(text)
 
 

@@ -21,8 +21,6 @@ from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.values import as_syntax
 from tilec.frontend.whole_loops.folds import ENDS, Folds
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
-    Named,
     Nest,
     called,
     changed_by,
@@ -30,29 +28,28 @@ from tilec.frontend.whole_loops.nests import (
     other_operand,
 )
 from tilec.frontend.whole_loops.rows import FOLDS
-from tilec.ir.types import BOOL, DTYPES, FLOAT32, FLOAT64, INT32, DType
+from tilec.ir.types import BOOL, DTYPES, FLOAT32, FLOAT64, DType
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in, stored_names
 
 _WIDER = ("float64", "double")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
 
 
-def with_dtypes(
-    nest: Nest, named: Named, dtype_of: DtypeOf | None = None, index: DType = INT32,
-    wide: bool = False,
-) -> Nest:  # fmt: skip
+def with_dtypes(nest: Nest, wide: bool | None = None) -> Nest:
     """The nest with the dtype said of each such name, and `name /= n` between loops written as
-    `name = name / n`. `index`: the dtype of indices; `wide`: something is of float64. Without
-    `dtype_of` it is not known yet what tensors are: float32."""
-    wide = wide or any(word in ast.unparse(s) for s in nest.body for word in _WIDER)
-    if wide and dtype_of is None:
+    `name = name / n`. `wide`: whether something is of float64; None before it is known what tensors
+    are, which count as float32."""
+    told = any(word in ast.unparse(s) for s in nest.body for word in _WIDER)
+    if told and wide is None:
         return nest
     body: list[ast.stmt] = []
     known: dict[str, ast.expr] = {}
     for at, s in enumerate(nest.body):
         match s:
             case ast.Assign([ast.Name(name) as target], value):
-                found = _Folded(nest, name, named, dtype_of, index, known, wide).read(value, at)
+                found = _Folded(nest, sums=known, name=name, wide=told or bool(wide)).read(
+                    value, at
+                )
                 if found is not None:
                     known[name] = found[0]
                     s = ast.copy_location(ast.AnnAssign(target, *found, simple=1), s)
@@ -77,13 +74,13 @@ def with_casts(nest: Nest, typed: Nest) -> Nest:
     return replace(nest, body=tuple(body))
 
 
-def changes_literals(nest: Nest, named: Named) -> bool:
+def changes_literals(nest: Nest) -> bool:
     """Whether loops change a name that begins with a number and no dtype. It has the dtype of all
     that a loop makes of it; in iterations that are written out, that of the first one at first."""
     own = assigned_names(nest.body) | {*nest.indices}
 
     def is_number(value: ast.expr) -> bool:
-        words = (called(c.func, named) for c in every(ast.Call, value))
+        words = (called(c.func, nest.named) for c in every(ast.Call, value))
         told = any(isinstance(w, DType) or w is T.cast or w is T.Cast for w in words)
         return not told and own.isdisjoint(names_in(value)) and not [*every(ast.Subscript, value)]
 
@@ -100,18 +97,13 @@ def changes_literals(nest: Nest, named: Named) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Folded:
-    """What loops of a nest fold into a name; `known`: the dtypes of those that began before it;
+@dataclass
+class _Folded(Folds):
+    """What loops of a nest fold into a name; `sums`: the dtypes of those that began before it;
     `wide`: something may be of float64."""
 
-    nest: Nest
-    name: str
-    named: Named
-    dtype_of: DtypeOf | None
-    index: DType
-    known: dict[str, ast.expr]
-    wide: bool
+    name: str = ""
+    wide: bool = False
 
     def read(self, value: ast.expr, at: int) -> tuple[ast.expr, ast.expr] | None:
         """The dtype of the name that begins as `value` in a statement, as it is written, and the
@@ -120,7 +112,7 @@ class _Folded:
         behind = self.nest.body[at + 1 :]
         match value:
             case ast.Call(func, [ast.Constant(int() | float()) as number], []):
-                cast = self.named(func)
+                cast = self.nest.named(func)
                 if isinstance(cast, DType) and self._is_only_folded(behind, cast, lambda v: False):
                     return func, number
             case ast.Constant(bool()):
@@ -133,7 +125,7 @@ class _Folded:
         widest = self._widest(behind) if self._is_float(value) else None
         if widest is not None and self._is_only_folded(behind, widest, self._is_float):
             return _text(widest, value), value
-        dtype = self._reads().dtype(value, ())
+        dtype = self.dtype(value, ())
         if dtype is not None and self._folded(behind) == {dtype}:  # as the elements are
             if self._is_only_folded(behind, dtype, lambda v: False):
                 return _text(dtype, value), value
@@ -150,21 +142,21 @@ class _Folded:
         """Whether loops fold into it, bools into one that begins as such, and all else that it is
         given is where it begins again, or arithmetic on it: no other name for another number."""
         folds = {s for s, v, _ in self._folds(behind) if _is_bool(v) == (dtype is BOOL)}
-        given = {s for outer in behind for s in _sides(outer) if self._keeps(s, dtype)}
+        given = {s for outer in behind for s in _sides(outer) if self._leaves(s, dtype)}
         for s in behind:
             match s:
                 case ast.Assign([ast.Name(name)], value) if name == self.name and begins(value):
                     given.add(s)
         return bool(folds) and stored_names(*behind).count(self.name) == len(folds | given)
 
-    def _keeps(self, s: ast.stmt, dtype: DType) -> bool:
+    def _leaves(self, s: ast.stmt, dtype: DType) -> bool:
         """Whether a statement out of loops is arithmetic on the name that leaves it its dtype: an
         int that is divided, or to which a float is added, is one."""
         widest = dtype is (FLOAT64 if self.wide else FLOAT32)
         if widest or dtype is FLOAT32:
             new = self._chosen(s)
             if new is not None and self.name in names_in(new):
-                known = replace(self._reads(), sums={**self.known, self.name: _text(dtype, new)})
+                known = replace(self, sums={**self.sums, self.name: _text(dtype, new)})
                 if (widest and _is_arithmetic(new)) or known.dtype(new, ()) is dtype:
                     return True
         value = self._changed(s, *[ast.Div] * dtype.is_float)
@@ -190,33 +182,28 @@ class _Folded:
         dtypes = self._folded(behind)
         if dtypes == {FLOAT32}:
             return FLOAT32
-        both = {common_dtype(self.index, d) if d and d.is_int else None for d in dtypes}
+        both = {common_dtype(self.nest.index, d) if d and d.is_int else None for d in dtypes}
         return both.pop() if len(both) == 1 else None
 
     def _folded(self, behind: Sequence[ast.stmt]) -> set[DType | None]:
         """The dtypes of what is folded."""
-        counts, reads = {index_of(s) for s in every(ast.For, *behind)}, self._reads()
+        counts, index = {index_of(s) for s in every(ast.For, *behind)}, self.nest.index
 
         def dtype(value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
             match value:
                 case ast.Name(name) if name in counts:
-                    return self.index
+                    return index
                 case ast.IfExp(_, left, right) if _is_int(left) and _is_int(right):
-                    return self.index
+                    return index
                 case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as op, right):
                     a, b = dtype(left, before), dtype(right, before)
-                    if a is b is self.index and not isinstance(op, ast.Mult):
+                    if a is b is index and not isinstance(op, ast.Mult):
                         return a
-                    if a and b and {a, b} == {self.index, FLOAT32}:
+                    if a and b and {a, b} == {index, FLOAT32}:
                         return FLOAT32
-            return self.index if _is_int(value) else reads.dtype(value, before)
+            return index if _is_int(value) else self.dtype(value, before)
 
         return {dtype(value, before) for _, value, before in self._folds(behind)}
-
-    def _reads(self) -> Folds:
-        known = self.dtype_of or (lambda written: FLOAT32)
-        reads = Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
-        return replace(reads, sums=self.known)
 
     def _is_float(self, value: ast.expr) -> bool:
         match value:
@@ -225,26 +212,26 @@ class _Folded:
             case ast.Constant(float()):
                 return True
             case ast.Name() | ast.Attribute():
-                return isinstance(self.named(value), float)
-            case ast.Call(func, [ast.Constant(str())], []) if self.named(func) is float:
+                return isinstance(self.nest.named(value), float)
+            case ast.Call(func, [ast.Constant(str())], []) if self.nest.named(func) is float:
                 return True
         dtype = self._end_of(value)
         return dtype is not None and dtype.is_float
 
     def _is_int(self, value: ast.expr) -> bool:
         """Whether it is an int, or an end of ints that indices have, too."""
-        dtype = self._end_of(value)
-        ours = dtype is not None and dtype.is_int and common_dtype(self.index, dtype) is self.index
+        dtype, index = self._end_of(value), self.nest.index
+        ours = dtype is not None and dtype.is_int and common_dtype(index, dtype) is index
         return ours or _is_int(value)
 
     def _end_of(self, value: ast.expr) -> DType | None:
         """The dtype whose largest or smallest number a word is, which is a number as any other."""
         match value:
             case ast.Call(func, args, []):
-                if any(self.named(func) is word for word in ENDS):
+                if any(self.nest.named(func) is word for word in ENDS):
                     if not args:
                         return FLOAT32
-                    return None if self.dtype_of is None else self.dtype_of(args[0])
+                    return self.nest.dtype_of(args[0])
         return None
 
     def _chosen(self, s: ast.stmt) -> ast.expr | None:
@@ -259,7 +246,7 @@ class _Folded:
         whether one or both hold."""
         match s:
             case ast.Assign([ast.Name(given)], ast.Call(func, [a, b], [])) if given == self.name:
-                return other_operand(self.name, a, b) if self.named(func) in FOLDS else None
+                return other_operand(self.name, a, b) if self.nest.named(func) in FOLDS else None
             case ast.Assign([ast.Name(given)], ast.BoolOp(_, [a, b])) if given == self.name:
                 return other_operand(self.name, a, b)
         name, op, value = changed_by(s) or ("", None, None)

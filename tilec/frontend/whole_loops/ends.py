@@ -17,15 +17,13 @@ of what they fold. An end that is the same for all rows of a block is one of its
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
-    Named,
     Nest,
     counted,
     elements_of,
@@ -42,42 +40,35 @@ from tilec.support.syntax import all_of, conditions_in, copied, names_in, parsed
 _SMALLEST = (min, max, T.min, T.max)
 
 
-def with_ends_of_rows(
-    nest: Nest, named: Named, decided: Callable[[ast.expr], bool | None], dtype_of: DtypeOf
-) -> Nest:
+def with_ends_of_rows(nest: Nest) -> Nest:
     """The nest with what follows from its indices in place of names for it in the extents of its
     loops; of conditions whose side is known that. Where a loop does nothing but what it does before
     an end, `for s in range(S): if s < n: …`, it ends there."""
     stored = {*stored_names(*nest.body), *stored_tensors(*nest.body)}
-    ends = _Ends(nest, named, decided, dtype_of)
+    ends = _Ends(nest)
     body = tuple(ends.visit(copied(s)) for s in nest.body)
     nest = replace(nest, body=body) if ends.changed else nest
-    return replace(
-        nest, body=with_ends(nest, lambda e: is_pure(e, named) and stored.isdisjoint(names_in(e)))
-    )
+
+    def is_known(e: ast.expr) -> bool:
+        return is_pure(e, nest.named) and stored.isdisjoint(names_in(e))
+
+    return replace(nest, body=with_ends(nest, is_known))
 
 
 class _Ends(ast.NodeTransformer):
-    def __init__(
-        self,
-        nest: Nest,
-        named: Named,
-        decided: Callable[[ast.expr], bool | None],
-        dtype_of: DtypeOf,
-    ) -> None:
-        self.nest, self.named, self.decided, self.dtype_of = nest, named, decided, dtype_of
-        self.changed = False
+    def __init__(self, nest: Nest) -> None:
+        self.nest, self.changed = nest, False
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         self.generic_visit(node)
-        side = self.decided(node.test)
+        side = self.nest.decided(node.test)
         self.changed |= side is not None
         return node if side is None else node.body if side else node.orelse
 
     def visit_For(self, s: ast.For) -> ast.AST:
         self.generic_visit(s)
-        extent, smaller = counted(s.iter, self.named), ast.Name("min", ast.Load())
-        if extent is None or s.orelse or self.named(smaller) is not min:
+        extent, smaller = counted(s.iter, self.nest.named), ast.Name("min", ast.Load())
+        if extent is None or s.orelse or self.nest.named(smaller) is not min:
             return s
         match s.body:
             case [ast.If(test, body, [])]:
@@ -112,7 +103,7 @@ class _Ends(ast.NodeTransformer):
         if not (isinstance(at, ast.Name) and at.id == index_of(s)):
             return None
         changed = {*stored_names(s), *stored_tensors(*self.nest.body)}
-        ours = self._is_int(end) and is_pure(end, self.named)
+        ours = self._is_int(end) and is_pure(end, self.nest.named)
         return end if ours and changed.isdisjoint(names_in(end)) else None
 
     def _is_int(self, e: ast.expr) -> bool:
@@ -126,12 +117,12 @@ class _Ends(ast.NodeTransformer):
                 return stored.count(name) == 1 and given is not None and self._is_int(given)
             case ast.BinOp(a, ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv(), b):
                 return self._is_int(a) and self._is_int(b)
-            case ast.Call(func, args, []) if any(self.named(func) is x for x in _SMALLEST):
+            case ast.Call(func, args, []) if any(self.nest.named(func) is x for x in _SMALLEST):
                 return all(map(self._is_int, args))
             case ast.Subscript(ast.Name(tensor)):
-                found = self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
+                found = self.nest.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
                 return found is not None and found.is_int
-        value = self.named(e)
+        value = self.nest.named(e)
         dtype = getattr(value, "dtype", None)
         return isinstance(value, int) or (isinstance(dtype, DType) and dtype.is_int)
 
@@ -157,7 +148,7 @@ class Ends(TilePlaces):
         added up across rows is multiplied by 0 there: so of elements it is not."""
         *others, row = self.nest.indices
         for s in chain:
-            extent = counted(s.iter, self.named)
+            extent = counted(s.iter, self.nest.named)
             if extent is None:
                 return False
             own = self.own & names_in(extent)

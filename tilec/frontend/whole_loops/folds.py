@@ -15,7 +15,7 @@ under conditions and of several loops, and the place of the largest or smallest 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.python_numbers import word_for
 from tilec.frontend.values import Scalar, is_literal
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
     Put,
     cast_of,
     changed_by,
@@ -39,10 +38,8 @@ from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.frontend.whole_loops.terms import sign_of
 from tilec.ir.ops import FOLDS
-from tilec.ir.types import FLOAT32, FLOAT64, DType
+from tilec.ir.types import FLOAT32, FLOAT64, DType, magnitude_of
 from tilec.support.syntax import copied, every, names_in, stored_names
-
-Magnitude = Callable[[ast.expr], tuple[int, int]]
 
 _FEW = 32  # iterations, of a loop that blocks do not share where there is another
 _FLAT = 256  # rows that are shorter than this are gone along together with those beside them
@@ -90,11 +87,13 @@ class Pick(NamedTuple):
 
 @dataclass
 class Folds(Rows):
-    """Reads the statements of a nest. `magnitude`: about how long an extent is, and what divides
-    it; `dtype_of`: what a dtype as it is written means."""
+    """Reads the statements of a nest."""
 
-    magnitude: Magnitude = lambda extent: (0, 1)
-    dtype_of: DtypeOf = lambda written: None
+    def magnitude(self, extent: ast.expr) -> tuple[int, int]:
+        """The one of `MAGNITUDES` that an extent does not exceed, 0 beyond all, and what divides
+        it."""
+        size, unit = self.nest.about(extent)
+        return magnitude_of(size) if size else 0, unit
 
     def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
         """The loops around tiles, of few iterations last, as blocks share the first; those that a
@@ -108,11 +107,11 @@ class Folds(Rows):
         return around, [*chain[-flat:]], size
 
     def _has_few(self, loop: ast.For) -> bool:
-        known = self.known(self._extent(loop))
+        known = self.nest.known(self._extent(loop))
         return known is not None and known < _FEW
 
     def _extent(self, loop: ast.For) -> ast.expr:
-        extent = counted(loop.iter, self.named)
+        extent = counted(loop.iter, self.nest.named)
         assert extent is not None
         return extent
 
@@ -134,7 +133,7 @@ class Folds(Rows):
         if nothing is None:
             return None
         text = ast.unparse(value)
-        given, kept = self._dtype_once(value), self.dtype_of(self.sums[name])
+        given, kept = self._dtype_once(value), self.nest.dtype_of(self.sums[name])
         narrow = given and kept and given.is_int and kept.is_int and given.bits < kept.bits
         if narrow and kept and word in ("max", "min"):
             text = f"{self.language}.cast({text}, {kept.name!r})"  # as `nothing` may be wide
@@ -147,7 +146,7 @@ class Folds(Rows):
         if found is None:
             return None
         name, op, value = found
-        dtype = self.dtype_of(self.sums[name]) if name in self.sums else None
+        dtype = self.nest.dtype_of(self.sums[name]) if name in self.sums else None
         word = _PRODUCTS.get(type(op))
         if word is None or dtype is None or (word != "prod" and dtype.is_float):
             return None
@@ -155,7 +154,7 @@ class Folds(Rows):
 
     def _is_cut_off(self, name: str, word: str, value: ast.expr) -> bool:
         """Whether a sum or product of ints is known to be one with floats, whose order counts."""
-        given, kept = self.dtype(value, ()), self.dtype_of(self.sums[name])
+        given, kept = self.dtype(value, ()), self.nest.dtype_of(self.sums[name])
         ours = kept is not None and kept.is_int and word in ("sum", "prod")
         return ours and given is not None and given.is_float
 
@@ -217,9 +216,9 @@ class Folds(Rows):
     def _cast_of(self, value: ast.expr) -> ast.expr | None:
         """What a cast is of; None for anything else."""
         match value:
-            case ast.Call(func, [operand], []) if self.named(func) is float:
+            case ast.Call(func, [operand], []) if self.nest.named(func) is float:
                 return operand
-        found = cast_of(value, self.named)
+        found = cast_of(value, self.nest.named)
         return None if found is None else found[0]
 
     def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
@@ -242,7 +241,7 @@ class Folds(Rows):
         found = self._compared(s)
         if found is None or len(found[1]) != 1:
             return None
-        kept, given = self.dtype_of(self.sums[found[0].best]), self._dtype_once(found[0].value)
+        kept, given = self.nest.dtype_of(self.sums[found[0].best]), self._dtype_once(found[0].value)
         if kept is None or not (kept.is_float or (given is not None and is_exact(given, kept))):
             return None
         return found[0]
@@ -250,7 +249,7 @@ class Folds(Rows):
     def _keeps(self, p: Pick, before: Sequence[ast.stmt]) -> bool:
         """Whether its variables hold what they are given as it is. The next element is compared
         with a rounded one otherwise, and which is the most follows from their order."""
-        best, at = (self.dtype_of(self.sums[name]) for name in (p.best, p.at))
+        best, at = (self.nest.dtype_of(self.sums[name]) for name in (p.best, p.at))
         given = self.dtype(p.value, before)
         if best is None or at is None or given is None or not is_exact(given, best):
             return False
@@ -264,20 +263,20 @@ class Folds(Rows):
         follow from what is read."""
         match value:
             case ast.Name(name) if name not in self.own:
-                found = self.named(value)
+                found = self.nest.named(value)
                 return found.dtype if isinstance(found, Scalar) else None
             case ast.Name(name) if name in self.sums:
-                return self.dtype_of(self.sums[name])
+                return self.nest.dtype_of(self.sums[name])
             case ast.Name(name):
                 for at, s in reversed([*enumerate(before)]):
                     match s:
                         case ast.AnnAssign(ast.Name(made), dtype) if made == name:
-                            return self.dtype_of(dtype)
+                            return self.nest.dtype_of(dtype)
                         case ast.Assign([ast.Name(made)], given) if made == name:
                             return self.dtype(given, before[:at])
                 return None
             case ast.Subscript(ast.Name(tensor)) if tensor not in self.own:
-                return self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
+                return self.nest.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
             case ast.Subscript(ast.Tuple([_, _, *_] as items)):  # one of a few numbers
                 floats = all(isinstance(x, ast.Constant) and type(x.value) is float for x in items)
                 return FLOAT32 if floats else None
@@ -299,17 +298,17 @@ class Folds(Rows):
             case ast.IfExp(_, left, right):
                 return self.dtype(ast.BinOp(left, ast.Mult(), right), before)
             case ast.Call(ast.Attribute(_, "astype"), [dtype], []):
-                return self.dtype_of(dtype)
+                return self.nest.dtype_of(dtype)
             case ast.Call(ast.Attribute(ast.Name(module)), _) if module == self.language:
                 return None  # what this module has written
             case ast.Call(func, [given, *others], []):
-                found = self.named(func)
+                found = self.nest.named(func)
                 if isinstance(found, DType):
                     return found
                 if any(found is word for word in ENDS):
-                    return self.dtype_of(given)
+                    return self.nest.dtype_of(given)
                 if (found is T.cast or found is T.Cast) and len(others) == 1:
-                    return self.dtype_of(others[0] if found is T.cast else given)
+                    return self.nest.dtype_of(others[0] if found is T.cast else given)
                 if any(found is word for word in (T.if_then_else, T.where)):
                     given, *others = others
                 if any(found is word for word in (*_OF_TWO, T.if_then_else, T.where)) and others:
@@ -331,7 +330,7 @@ class Folds(Rows):
             case ast.UnaryOp(_, operand):
                 return self._is_number(operand, kind)
             case ast.Name() | ast.Attribute() if self.own.isdisjoint(names_in(value)):
-                known = self.named(value)
+                known = self.nest.named(value)
                 return is_literal(known) and isinstance(known, kind)
         return isinstance(value, ast.Constant) and isinstance(value.value, kind)
 
@@ -353,7 +352,7 @@ class Folds(Rows):
         return () if found is None else (found.best, found.at)
 
     def _neutral(self, word: str, dtype: ast.expr) -> str | None:
-        return neutral_of(word, self.dtype_of(dtype), self.language)
+        return neutral_of(word, self.nest.dtype_of(dtype), self.language)
 
     def _acts_once(self, s: ast.stmt) -> bool:
         """Whether a statement out of loops stores elements or adds to them, under conditions."""
@@ -369,7 +368,7 @@ class Folds(Rows):
     def _is_atomic(self, s: ast.stmt) -> bool:
         match s:
             case ast.Expr(ast.Call(func, [ast.Subscript(ast.Name()) as place, value], [])):
-                word = self.named(func)
+                word = self.nest.named(func)
                 ours = any(word is w for w in _ATOMICS) and is_alone(self.nest, tensor_of(place))
                 return ours and self._is_pure(value) and self._is_pure(place.slice)
         return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tilec.frontend.branches import same_value
-from tilec.frontend.builtins.reduce import combine_parts, scan_tile
 from tilec.frontend.builtins.statements import in_a_block
 from tilec.frontend.recovery import Form
 from tilec.frontend.values import Buffer, Scalar
@@ -17,17 +17,17 @@ from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.groups import by_one_row, in_groups
-from tilec.frontend.whole_loops.inner import Inner, without_sums
-from tilec.frontend.whole_loops.missed import missed_product
-from tilec.frontend.whole_loops.operands import Operand, Tiling
+from tilec.frontend.whole_loops.inner import without_sums
+from tilec.frontend.whole_loops.operands import Operand, Tiling, with_tables
 from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
 from tilec.frontend.whole_loops.pairs import Pairs, find_pairs
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.frontend.whole_loops.products import Product, find_product
+from tilec.frontend.whole_loops.reader import missed_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
-from tilec.frontend.whole_loops.tilings import LEAST, LONG, USUAL, Tilings
+from tilec.frontend.whole_loops.tilings import LEAST, USUAL, Tilings
 from tilec.ir.errors import PerformanceWarning, warn
-from tilec.ir.types import FLOAT32, FLOAT64, magnitude_of
+from tilec.ir.types import FLOAT32, FLOAT64
 from tilec.support.syntax import (
     assigned_names,
     every,
@@ -63,31 +63,36 @@ class WholeLoops(Tilings):
                 return scalar
             return self.expression(callee) if plain and free else None
 
-        nest = nests.nest_of(node, named)
-        assert nest is not None, "the signature has seen it"
+        read = nests.nest_of(node, named)
+        assert read is not None, "the signature has seen it"
+        nest = replace(
+            read, dtype_of=self._dtype_of, decided=self._decided, about=self._about,
+            known=self._static, limit=self._limit, lanes=self.row_lanes, together=self.together,
+            index=self.index_dtype,
+        )  # fmt: skip
         self.whole_indices, self.whole_extents = nest.indices, nest.extents
         extents = [self.expression(e) for e in nest.extents]
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
-            forms[node] = self._form(node, nest, named, extents, tiles)
+            forms[node] = self._form(node, nest, extents, tiles)
         if tiles and names_within(forms[node][0]).isdisjoint(tiles.values()):
             self.attributes["idle"] = tuple(tiles.values())
         return forms[node]
 
     def _form(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, extents: list[object],
+        self, node: ast.For, nest: nests.Nest, extents: list[object],
         tiles: Mapping[str, str],
     ) -> Form:  # fmt: skip
         used = self.frame.source.used_names() | self.names.keys()
-        nest = nests.with_tables(nest, named)
-        items = every(ast.Subscript, *nest.body)
-        if any(isinstance(named(n.value), list | tuple) for n in items):  # of other than numbers
-            if nests.is_elementwise(nest, named):
+        nest = with_tables(nest)
+        owners = (nest.named(n.value) for n in every(ast.Subscript, *nest.body))
+        if any(isinstance(x, list | tuple) for x in owners):  # of other than numbers
+            if nests.is_elementwise(nest):
                 return self._elements(node, nest)
-            return self._by_threads(node, nest, named)
-        typed, product, tiled = self._summed(nest, named, bool(tiles))
+            return self._by_threads(node, nest)
+        typed, product, tiled = self._summed(nest, bool(tiles))
         if tiles and (groups := self._in_all_groups(nest)) is not nest:
-            other = self._summed(groups, named, True)
+            other = self._summed(groups, True)
             if self._work(*other) < self._work(typed, product, tiled):
                 typed, product, tiled = other
         if product is not None and tiled:
@@ -98,34 +103,32 @@ class WholeLoops(Tilings):
             written = self.frame.source.written
             if key not in written:
                 blocks = Blocks(node, typed, used | self.whole_names, self.threads)
-                grid = blocks.product(product.parts, tiled, tiles, edges, named)
+                grid = blocks.product(product.parts, tiled, tiles, edges)
                 written[key] = grid, blocks.names
             return written[key]
         blocks = Blocks(node, typed, used | self.whole_names, self.threads)
-        if nests.is_elementwise(nest, named):
-            return self._as_folds(node, nest, named) or self._elements(node, nest)
-        inner = self._of_sums(node, nest, named) if self.row_lanes else None
+        if nests.is_elementwise(nest):
+            return self._as_folds(node, nest) or self._elements(node, nest)
+        inner = self._of_sums(node, nest) if self.row_lanes else None
         if inner is not None:
             return inner
-        self._tell_missed(typed, named, nest)
-        made = self._of_pairs(blocks, named) or self._over_tiles(blocks, named)
-        if made is None and self.row_lanes:
-            made = blocks.rows(named, self._static, self.row_lanes)
-        return self._by_threads(node, nest, named) if made is None else (made, blocks.names)
+        self._tell_missed(typed, nest)
+        made = self._of_pairs(blocks) or blocks.tiles() or blocks.rows()
+        return self._by_threads(node, nest) if made is None else (made, blocks.names)
 
     def _summed(
-        self, nest: nests.Nest, named: nests.Named, tiles: bool
+        self, nest: nests.Nest, tiles: bool
     ) -> tuple[nests.Nest, Product | None, list[Tiling]]:
         """A nest with dtypes, the sums of products that it is, if it may be `tiles`, and these."""
         product = None
-        for single in in_ways(nest, named, {*self._used_names()}, self._decided):
+        for single in in_ways(nest, {*self._used_names()}):
             self.whole_names |= assigned_names([*single.body])
-            typed = self._typed(in_two_loops(single, named), named)
-            product = self._product(typed, named, self._used_names()) if tiles else None
+            typed = self._typed(in_two_loops(single))
+            product = self._product(typed, self._used_names()) if tiles else None
             if product is not None:
                 product = self._without_bounds(product)
                 break
-        return typed, product, [] if product is None else self._tilings(product, typed, named)
+        return typed, product, [] if product is None else self._tilings(product, typed)
 
     def _used_names(self) -> set[str]:
         return self.frame.source.used_names() | self.names.keys() | self.whole_names
@@ -159,16 +162,16 @@ class WholeLoops(Tilings):
                 return nest
             nest = found
 
-    def _by_threads(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form:
+    def _by_threads(self, node: ast.For, nest: nests.Nest) -> Form:
         """A nest of which a thread does whole iterations: several, where its loops are short."""
         used = self.frame.source.used_names()
-        single = one_by_one(nest, named, used)
-        typed = self._typed(single, named)
+        single = one_by_one(nest, used, apart=False)
+        typed = self._typed(single)
         cast = with_casts(single, typed)
         apart = not self.row_lanes and nests.goes_along_rows(cast)
         most = _MOST_APART if apart else nests.MOST_COPIES
-        straight = nests.written_out(cast, named, self._static, most)
-        if straight is not None and not changes_literals(cast, named):
+        straight = nests.written_out(cast, most)
+        if straight is not None and not changes_literals(cast):
             return self._elements(node, straight)
         blocks = Blocks(node, nest, used, self.threads)
         unit, about = self._about(nest.extents[-1])[1], self._number(nest.extents)
@@ -179,19 +182,19 @@ class WholeLoops(Tilings):
         """Those of an element; 0 where nobody knows."""
         return getattr(getattr(self.names.get(tensor), "dtype", None), "bits", 0)
 
-    def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
+    def _of_sums(self, node: ast.For, nest: nests.Nest) -> Form | None:
         """A nest with sums of products inside of its loops."""
 
         def find(inner: nests.Nest) -> tuple[Product | Pairs, Tiling, int] | None:
-            typed = self._typed(inner, named)
-            product, column = self._product(typed, named, used), inner.indices[-1]
+            typed = self._typed(inner)
+            product, column = self._product(typed, used), inner.indices[-1]
             if product is not None and self._is_inside(product, column):
                 product = self._without_bounds(product)
-                tiled = self._tiled(product, typed, named, column)
+                tiled = self._tiled(product, typed, column)
                 if tiled is not None:
                     dtypes = [d for d in tiled.dtypes.values() if d]
                     return product, tiled, self._widest(product.operands, dtypes)
-            pairs = self._pairs(typed, named)
+            pairs = self._pairs(typed)
             if pairs is None or pairs.columns != (column,):
                 return None
             if not all(self._is_fixed(e) for _, e in pairs.inner):
@@ -199,23 +202,22 @@ class WholeLoops(Tilings):
             return pairs, pairs.tiling, self._widest(pairs.operands, ())
 
         used, fresh = self._used_names(), self._fresh
-        nest = with_ends_of_rows(nest, named, self._decided, self._dtype_of)
-        nest = one_by_one(nest, named, used, self._decided)
+        nest = one_by_one(with_ends_of_rows(nest), used)
         self.whole_names |= assigned_names([*nest.body])
         used |= self.whole_names
         groups = in_groups(nest, self._is_fixed, self._is_last(nest), fresh)
         for whole in (nest, *groups, by_one_row(nest, fresh)):
-            columns = with_columns(whole, named, fresh)
+            columns = with_columns(whole, fresh)
             for rows in (columns, whole) if columns is not whole else (whole,):
-                found = without_sums(rows, named, find, fresh)
+                found = without_sums(rows, find, fresh)
                 if found is None:
                     continue
-                typed = self._typed(in_two_loops(found[0], named), named)
+                typed = self._typed(in_two_loops(found[0]))
                 shared = {n for i in found[1] for o in i.product.operands for n in o.names}
                 apart = [i for i in typed.indices if i not in shared]
                 for across in (*apart, *[""] * (rows is whole)):
                     blocks = Blocks(node, typed, self._used_names(), self.threads)
-                    made = self._over_tiles(blocks, named, found[1], across)
+                    made = blocks.tiles(found[1], across)
                     if made is not None:
                         return made, blocks.names
         return None
@@ -233,11 +235,10 @@ class WholeLoops(Tilings):
 
         return is_last
 
-    def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
+    def _typed(self, nest: nests.Nest) -> nests.Nest:
         """The nest with the dtypes of its variables."""
         values = (self.names.get(n.id) for n in name_nodes(*nest.body))
-        wide = any(getattr(v, "dtype", None) is FLOAT64 for v in values)
-        return with_dtypes(nest, named, self._dtype_of, self.index_dtype, wide)
+        return with_dtypes(nest, any(getattr(v, "dtype", None) is FLOAT64 for v in values))
 
     def _elements(self, node: ast.For, nest: nests.Nest) -> Form:
         """A nest without loops as tiles of elements."""
@@ -250,14 +251,14 @@ class WholeLoops(Tilings):
         edges = not self._stays_inside(nest.body, nest.indices, extents)
         return blocks.elements(about, unit, sizes, edges, in_a_block), blocks.names
 
-    def _as_folds(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
+    def _as_folds(self, node: ast.For, nest: nests.Nest) -> Form | None:
         """A nest that adds to a few elements, as loops that fold into them."""
         used = self.frame.source.used_names()
-        found = as_folds(nest, named, lambda base: nests.fresh_name(base, used))
+        found = as_folds(nest, lambda base: nests.fresh_name(base, used))
         if found is None:
             return None
         blocks = Blocks(node, found, used | {*found.indices}, self.threads)
-        made = self._over_tiles(blocks, named)
+        made = blocks.tiles()
         return None if made is None else (made, blocks.names)
 
     def _is_inside(self, p: Product, column: str) -> bool:
@@ -273,57 +274,32 @@ class WholeLoops(Tilings):
         found += map(self._dtype_of, dtypes)
         return max((d or FLOAT32).bits for d in found) // 8
 
-    def _pairs(self, nest: nests.Nest, named: nests.Named) -> Pairs | None:
+    def _pairs(self, nest: nests.Nest) -> Pairs | None:
         """The rows that a nest compares with others, where it is known of what dtype what it keeps
         of these is."""
-
-        def length(extent: ast.expr) -> int:
-            return self._about(extent)[0] or LONG
-
-        found = find_pairs(nest, named, length) if self.row_lanes else None
+        found = find_pairs(nest) if self.row_lanes else None
         if found is None or any(self._dtype_of(dtype) is None for dtype in found.kept.values()):
             return None
         return found
 
-    def _of_pairs(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
+    def _of_pairs(self, blocks: Blocks) -> ast.With | None:
         """A nest that compares rows with rows, in tiles of which there are enough for a GPU."""
-        found = self._pairs(blocks.nest, named)
+        found = self._pairs(blocks.nest)
         if found is None:
             return None
         outputs = self._number(blocks.nest.extents)
         side = next((n for n in (64, 32) if outputs >= n * n * _MANY), 16)
         sizes = {"BM": side, "BN": side, "BK": 32}
         given = {x: ast.Constant(n) for x, n in sizes.items()}
-        return blocks.product([found], [found.tiling], given, True, named)
+        return blocks.product([found], [found.tiling], given, True)
 
-    def _over_tiles(
-        self, blocks: Blocks, named: nests.Named, inner: Sequence[Inner] = (), across: str = ""
-    ) -> ast.With | None:
-        """A nest whose loops go along rows or columns of tiles; `inner`: sums that they have,
-        `across`: the index of columns that share these."""
-        if not self.row_lanes:
-            return None
+    def _product(self, nest: nests.Nest, used: set[str]) -> Product | None:
+        return find_product(nest, lambda base: nests.fresh_name(base, used))
 
-        def magnitude(extent: ast.expr) -> tuple[int, int]:
-            size, unit = self._about(extent)
-            return magnitude_of(size) if size else 0, unit
-
-        limits = tuple(map(self._limit, blocks.nest.extents)), self.together
-        return blocks.tiles(
-            named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts,
-            scan_tile, inner, across, *limits,
-        )  # fmt: skip
-
-    def _product(self, nest: nests.Nest, named: nests.Named, used: set[str]) -> Product | None:
-        return find_product(
-            nest, named, self._decided, lambda extent: self._about(extent)[0], self._dtype_of,
-            lambda base: nests.fresh_name(base, used),
-        )  # fmt: skip
-
-    def _tell_missed(self, nest: nests.Nest, named: nests.Named, written: nests.Nest) -> None:
+    def _tell_missed(self, nest: nests.Nest, written: nests.Nest) -> None:
         """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU;
         `written`: the nest as its author has it."""
-        found = missed_product(nest, named) if self.row_lanes else None
+        found = missed_product(nest) if self.row_lanes else None
         if found is None or self._number(found.inner) < _SMALL:
             return
         if self._number(nest.extents) < _SMALL**2:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from tilec.frontend.whole_loops.nests import Fresh, Nest, index_of
-from tilec.support.syntax import copied, every, names_in, placed
+from tilec.frontend.whole_loops.nests import Fresh, Nest, Put, index_of
+from tilec.support.syntax import copied, every, names_in
 
 
 def in_groups(
@@ -34,7 +35,7 @@ def in_groups(
         divisors = {
             ast.unparse(n.right): n.right
             for n in every(ast.BinOp, *nest.body)
-            if isinstance(n.op, ast.FloorDiv) and _is(n.left, index) and is_fixed(n.right)
+            if isinstance(n.op, ast.FloorDiv) and ast.unparse(n.left) == index and is_fixed(n.right)
         }
         for text, size in divisors.items():
             count = _times(extent, text)
@@ -44,12 +45,15 @@ def in_groups(
                 up = f"(({ast.unparse(extent)}) + ({text}) - 1) // ({text})"
                 count = ast.parse(up, mode="eval").body
             group, row = fresh("group"), fresh(index)
-            apart = _Apart(index, text, group, row)
+            parts = zip((group, row), (ast.FloorDiv(), ast.Mod()))
+            apart = {ast.unparse(ast.BinOp(ast.Name(index), op, size)): x for x, op in parts}
+            put = Put({**apart, index: f"{group} * ({text}) + {row}"})
             at = nest.indices.index(index)
-            yield Nest(
-                (*nest.indices[:at], group, row, *nest.indices[at + 1 :]),
-                (*nest.extents[:at], count, size, *nest.extents[at + 1 :]),
-                tuple(apart.visit(copied(s)) for s in nest.body),
+            yield replace(
+                nest,
+                indices=(*nest.indices[:at], group, row, *nest.indices[at + 1 :]),
+                extents=(*nest.extents[:at], count, size, *nest.extents[at + 1 :]),
+                body=tuple(put.visit(copied(s)) for s in nest.body),
             )
 
 
@@ -75,45 +79,6 @@ def by_one_row(nest: Nest, fresh: Fresh) -> Nest:
     body = tuple(copied(s) for s in nest.body)
     for e in every(ast.Subscript, *body):
         if around.isdisjoint(names_in(e.slice)):
-            e.slice = placed(_Beside(last, one).visit(e.slice), e.slice)
-    return Nest((*nest.indices, one), (*nest.extents, ast.Constant(1)), body)
-
-
-class _Beside(ast.NodeTransformer):
-    """Puts the sum of an index and of one more in its place."""
-
-    def __init__(self, index: str, one: str) -> None:
-        self.index, self.one = index, one
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return node if node.id != self.index else ast.BinOp(node, ast.Add(), _name(self.one))
-
-
-def _name(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-class _Apart(ast.NodeTransformer):
-    """Puts what an index is of a group and of a row in it."""
-
-    def __init__(self, index: str, size: str, group: str, row: str) -> None:
-        self.index, self.size, self.group, self.row = index, size, group, row
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        if _is(node.left, self.index) and ast.unparse(node.right) == self.size:
-            if isinstance(node.op, ast.FloorDiv | ast.Mod):
-                part = self.group if isinstance(node.op, ast.FloorDiv) else self.row
-                return ast.copy_location(ast.Name(part, ast.Load()), node)
-        return self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id != self.index:
-            return node
-        made = ast.parse(f"{self.group} * ({self.size}) + {self.row}", mode="eval").body
-        for n in ast.walk(made):
-            ast.copy_location(n, node)
-        return made
+            e.slice = Put({last: f"{last} + {one}"}).visit(e.slice)
+    indices, extents = (*nest.indices, one), (*nest.extents, ast.Constant(1))
+    return replace(nest, indices=indices, extents=extents, body=body)

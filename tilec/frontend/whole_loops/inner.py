@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.nests import (
     Fresh,
-    Named,
     Nest,
     Put,
     chain_of,
@@ -62,15 +62,13 @@ class Inner(NamedTuple):
 Find = Callable[[Nest], tuple[Product | Pairs, Tiling, int] | None]
 
 
-def without_sums(
-    nest: Nest, named: Named, find: Find, fresh: Fresh
-) -> tuple[Nest, list[Inner]] | None:
+def without_sums(nest: Nest, find: Find, fresh: Fresh) -> tuple[Nest, list[Inner]] | None:
     """The nest with names for such sums, its last index the one that the rows of all go along; None
     where it has none, or their rows differ. `find` says what a nest is whose last index is that of
     a loop."""
     body, found = list[ast.stmt](), list[Inner]()
     for at, s in enumerate(nest.body):
-        inner = _inner_of(s, nest, at, named, find, fresh)
+        inner = _inner_of(s, nest, at, find, fresh)
         if inner is not None:
             found.append(inner)
             s = _without(s, inner, fresh)
@@ -89,24 +87,24 @@ def without_sums(
     if stored & read or read & {*stored_names(*body)} - loops:
         return None
     order = sorted(range(len(nest.indices)), key=lambda d: nest.indices[d] in rows)
-    made = Nest(
-        tuple(nest.indices[d] for d in order), tuple(nest.extents[d] for d in order), tuple(body)
-    )
+    made = replace(
+        nest, indices=tuple(nest.indices[d] for d in order),
+        extents=tuple(nest.extents[d] for d in order), body=tuple(body),
+    )  # fmt: skip
     return made, found
 
 
-def _inner_of(
-    s: ast.stmt, nest: Nest, at: int, named: Named, find: Find, fresh: Fresh
-) -> Inner | None:
+def _inner_of(s: ast.stmt, nest: Nest, at: int, find: Find, fresh: Fresh) -> Inner | None:
     chain = chain_of(s) if isinstance(s, ast.For) else []
     if chain and not any(every(ast.For, *chain[-1].body)):
         chain.pop()
-    loops = counts_of(chain, named)
+    loops = counts_of(chain, nest.named)
     if not loops:
         return None
-    known, (indices, extents) = _names_for_places(nest, at, named), zip(*loops)
-    whole = (*nest.indices, *indices), (*nest.extents, *extents)
-    found = find(Nest(*whole, (*known, *chain[-1].body)))
+    known, (names, counts) = _names_for_places(nest, at), zip(*loops)
+    indices, extents = (*nest.indices, *names), (*nest.extents, *counts)
+    body = (*known, *chain[-1].body)
+    found = find(replace(nest, indices=indices, extents=extents, body=body))
     if found is None:
         return None
     product, tiled, size = found
@@ -120,14 +118,15 @@ def _inner_of(
     return Inner(loops, product, tiled, size, {total: fresh("total") for total in product.kept})
 
 
-def _names_for_places(nest: Nest, at: int, named: Named) -> list[ast.stmt]:
+def _names_for_places(nest: Nest, at: int) -> list[ast.stmt]:
     """What names before a loop stand for, as far as that follows from the indices alone."""
     found, stored = list[ast.stmt](), stored_names(*nest.body)
     own = {*stored}
     for s in nest.body[:at]:
         match s:
             case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
-                if own.isdisjoint(names_in(value)) and not elements_of(s) and is_pure(value, named):
+                free = own.isdisjoint(names_in(value)) and not elements_of(s)
+                if free and is_pure(value, nest.named):
                     found.append(s)
                     own.remove(name)
     return found
@@ -140,7 +139,7 @@ def _without(s: ast.stmt, inner: Inner, fresh: Fresh) -> ast.stmt:
         own[total] = fresh("acc")
         made = ast.Name(inner.names[total], ast.Load())
         body.append(ast.AnnAssign(ast.Name(own[total], ast.Store()), dtype, made, simple=1))
-    put = Put({total: ast.Name(name, ast.Load()) for total, name in own.items()})
+    put = Put(own)
     for t in inner.product.behind:
         t = put.visit(copied(t))
         match t:
@@ -166,13 +165,10 @@ def _without(s: ast.stmt, inner: Inner, fresh: Fresh) -> ast.stmt:
 
 
 class Inners:
-    """Writes the T.gemms of such sums of the writer's nest. `depth`: about how long a loop is; 0,
-    longer than any known length."""
+    """Writes the T.gemms of such sums of the writer's nest."""
 
-    def __init__(
-        self, writer: Writer, inner: Sequence[Inner], depth: Callable[[ast.expr], int]
-    ) -> None:
-        self.writer, self.inner, self.depth = writer, inner, depth
+    def __init__(self, writer: Writer, inner: Sequence[Inner]) -> None:
+        self.writer, self.inner = writer, inner
         self.made: dict[tuple[object, ...], Summed] = {}
 
     def gemms(self, names: set[str], row: str, start: str, sizes: tuple[int, int]) -> Summed:
@@ -197,8 +193,8 @@ class Inners:
         *others, (index, extent) = i.loops
         w.given |= {f"I{last}": index, f"E{last}": extent}
         *around, k = w.counted(p.inner)
-        depth = 0 if around else self.depth(p.inner[-1][1])
-        if isinstance(p.inner[-1][1], ast.BinOp):
+        depth = Folds(w.nest).magnitude(p.inner[-1][1])[0]
+        if around or isinstance(p.inner[-1][1], ast.BinOp):
             depth = 0  # which may be a little more than that
         moving = {n for n, _ in others} & {n for o in p.operands for n in o.names}
         whole = not moving and 0 < depth <= _DEEP // i.bytes and len(p.kept) == 1

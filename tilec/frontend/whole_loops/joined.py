@@ -8,71 +8,58 @@ if j >= R:                      ->      total += X[i, j] + T.if_then_else(j >= R
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
     changed_by,
     elements_of,
     stored_tensors,
     tensor_of,
 )
-from tilec.ir.types import DType
 from tilec.support.syntax import names_in, parsed, stored_names
 
-DtypeBehind = Callable[[ast.expr, Sequence[ast.stmt]], DType | None]
+
+def joined(body: Sequence[ast.stmt], folds: Folds) -> list[ast.stmt]:
+    """The statements of a loop, with one sum for each variable where that may be; `folds` reads the
+    nest that they stand in."""
+    made = list[ast.stmt]()
+    for s in body:
+        name, more = _added(s, made, folds)
+        at = max((n for n, x in enumerate(made) if name in _names(x)), default=-1)
+        if name and at >= 0:
+            again, first = _added(made[at], made[:at], folds)
+            if again == name and _may_wait(made[at], made[at + 1 :]):
+                made.pop(at)
+                (s,) = parsed(f"{name} += {first} + {more}", s)
+        made.append(s)
+    return made
 
 
-@dataclass(frozen=True)
-class Joined:
-    """`kept`: the variables that loops may fold into, with their dtypes; `dtype_of`: what a dtype
-    as it is written means; `dtype`: that of an expression behind statements; `language` stands for
-    `tilec.language`."""
-
-    kept: Mapping[str, ast.expr]
-    dtype_of: DtypeOf
-    dtype: DtypeBehind
-    language: str
-
-    def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """The statements of a loop, with one sum for each variable where that may be."""
-        made = list[ast.stmt]()
-        for s in body:
-            name, more = self._added(s, made)
-            at = max((n for n, x in enumerate(made) if name in _names(x)), default=-1)
-            if name and at >= 0:
-                again, first = self._added(made[at], made[:at])
-                if again == name and _may_wait(made[at], made[at + 1 :]):
-                    made.pop(at)
-                    (s,) = parsed(f"{name} += {first} + {more}", s)
-            made.append(s)
-        return made
-
-    def _added(self, s: ast.stmt, before: Sequence[ast.stmt]) -> tuple[str, str]:
-        """The variable that a statement adds a number to, and that number in its dtype; nothing for
-        any other statement."""
-        match s:
-            case ast.If(test, [inner], []):
-                name, more = self._added(inner, before)
-                if not name or name in names_in(test):
-                    return "", ""
-                dtype = ast.unparse(self.kept[name])
-                none = f"{self.language}.cast(0, {dtype})"
-                return name, f"{self.language}.if_then_else({ast.unparse(test)}, {more}, {none})"
-        found = changed_by(s)
-        if found is None or not isinstance(found[1], ast.Add):
-            return "", ""
-        name, _, value = found
-        kept = self.dtype_of(self.kept[name]) if name in self.kept else None
-        if kept is None or name in names_in(value):
-            return "", ""
-        text = ast.unparse(value)
-        if not text.startswith(f"-{self.language}.cast("):  # a difference, as `in_order` writes it
-            given = self.dtype(value, before)
-            if given is None or (kept.is_int and not given.is_int) or kept.bits < given.bits:
+def _added(s: ast.stmt, before: Sequence[ast.stmt], folds: Folds) -> tuple[str, str]:
+    """The variable that a statement adds a number to, and that number in its dtype; nothing for any
+    other statement."""
+    t = folds.language
+    match s:
+        case ast.If(test, [inner], []):
+            name, more = _added(inner, before, folds)
+            if not name or name in names_in(test):
                 return "", ""
-        return name, f"{self.language}.cast({text}, {kept.name!r})"
+            none = f"{t}.cast(0, {ast.unparse(folds.sums[name])})"
+            return name, f"{t}.if_then_else({ast.unparse(test)}, {more}, {none})"
+    found = changed_by(s)
+    if found is None or not isinstance(found[1], ast.Add):
+        return "", ""
+    name, _, value = found
+    kept = folds.nest.dtype_of(folds.sums[name]) if name in folds.sums else None
+    if kept is None or name in names_in(value):
+        return "", ""
+    text = ast.unparse(value)
+    if not text.startswith(f"-{t}.cast("):  # a difference, as `in_order` writes it
+        given = folds.dtype(value, before)
+        if given is None or (kept.is_int and not given.is_int) or kept.bits < given.bits:
+            return "", ""
+    return name, f"{t}.cast({text}, {kept.name!r})"
 
 
 def _names(s: ast.stmt) -> set[str]:

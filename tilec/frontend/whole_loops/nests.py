@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tilec import language as T
-from tilec.frontend.values import MOST_CHOSEN, Indices, LoopIndex, as_syntax, is_literal
+from tilec.frontend.values import Indices, LoopIndex, as_syntax
 from tilec.frontend.whole_loops.counting import COUNTING, counted_from
-from tilec.ir.types import DType
+from tilec.frontend.whole_loops.ones import without_ones
+from tilec.ir.types import FLOAT32, INT32, DType
 from tilec.support.syntax import (
     assigned_names,
     copied,
@@ -25,6 +27,7 @@ from tilec.support.syntax import (
 
 Named = Callable[[ast.expr], object]
 DtypeOf = Callable[[ast.expr], DType | None]
+Decided = Callable[[ast.expr], bool | None]
 Fresh = Callable[[str], str]
 Tells = Literal["loops", "columns", "rows", "tiles", "few"]
 
@@ -38,11 +41,29 @@ _PREAMBLE = (*_TENSORS, T.const, T.ceildiv, T.max, T.min, T.assume)
 
 @dataclass(frozen=True)
 class Nest:
-    """Perfectly nested T.Parallel loops: indices, extents, the innermost body."""
+    """Perfectly nested T.Parallel loops: indices, extents, the innermost body. And what is known of
+    syntax in it: what is `named`, what a dtype as it is written means, whether a condition is
+    `decided` before the kernel runs, about how large an extent is (0: larger than all known
+    lengths) and what divides it, what it is if that is `known`, and what it does not exceed (its
+    `limit`, 0 where nobody knows). `lanes` may share an iteration, `together` blocks run at once;
+    indices have the dtype `index`."""
 
     indices: tuple[str, ...]
     extents: tuple[ast.expr, ...]
     body: tuple[ast.stmt, ...]
+    named: Named
+    dtype_of: DtypeOf = lambda written: FLOAT32
+    decided: Decided = lambda test: None
+    about: Callable[[ast.expr], tuple[int, int]] = lambda extent: (0, 1)
+    known: Callable[[ast.expr], int | None] = lambda extent: None
+    limit: Callable[[ast.expr], int] = lambda extent: 0
+    lanes: int = 1
+    together: int = 0
+    index: DType = INT32
+
+    def length(self, extent: ast.expr) -> int:
+        """About how large an extent is."""
+        return self.about(extent)[0]
 
 
 # --- what a loop is -------------------------------------------------------------------------------
@@ -59,10 +80,12 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     if len(names) != len(targets) or len(names) != len(node.iter.args):
         return None
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
-    found = Nest(names, tuple(node.iter.args), _without_grids(node.body, named))
+    found = Nest(names, tuple(node.iter.args), _without_grids(node.body, named), named)
     if inner is None or names_in(*inner.extents) & {*names}:
-        return replace(found, body=_with_places(_with_known_extents(found, named)))
-    return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
+        body = without_ones(_with_places(_with_known_extents(found)), names, named)
+        return replace(found, body=body)
+    return replace(found, indices=names + inner.indices, extents=found.extents + inner.extents,
+                   body=inner.body)  # fmt: skip
 
 
 def _without_grids(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, ...]:
@@ -90,13 +113,13 @@ def _without_grids(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, ...]:
     return tuple(Apart().visit(copied(s)) for s in body)
 
 
-def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
+def _with_known_extents(nest: Nest) -> tuple[ast.stmt, ...]:
     """The body with what the extents of its loops stand for in place of names that are numbers, the
     same in all iterations: `n = C // groups`, `for c in range(n)`."""
     own = {*nest.indices, *assigned_names(nest.body)}
 
     def is_known(value: ast.expr) -> bool:
-        counts = all(named(c.func) in _COUNTS for c in every(ast.Call, value))
+        counts = all(nest.named(c.func) in _COUNTS for c in every(ast.Call, value))
         return counts and own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value))
 
     return with_ends(nest, is_known)
@@ -148,25 +171,6 @@ def _is_sum(value: ast.expr) -> bool:
     )
 
 
-def with_tables(nest: Nest, named: Named) -> Nest:
-    """The nest with a few numbers in place of the name of the tuple or list that holds them, one of
-    which an index chooses: `NF4[q]` is no element of a tensor, but arithmetic on `q`."""
-
-    class Written(ast.NodeTransformer):
-        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-            self.generic_visit(node)
-            table = named(node.value)
-            if isinstance(table, list | tuple) and 0 < len(table) <= MOST_CHOSEN:
-                if all(is_literal(x) and x == x for x in table):  # a nan is no syntax
-                    items = ast.Tuple([ast.Constant(x) for x in table], ast.Load())
-                    node.value = placed(items, node.value)
-            return node
-
-    if not any(isinstance(named(n.value), list | tuple) for n in every(ast.Subscript, *nest.body)):
-        return nest
-    return replace(nest, body=tuple(Written().visit(copied(s)) for s in nest.body))
-
-
 def with_ends(nest: Nest, is_known: Callable[[ast.expr], bool]) -> tuple[ast.stmt, ...]:
     """The body with what is known in place of names for it in the extents of its loops."""
     named = any(isinstance(s, ast.Assign) for s in nest.body)
@@ -187,38 +191,33 @@ def with_ends(nest: Nest, is_known: Callable[[ast.expr], bool]) -> tuple[ast.stm
 
 
 class Put(ast.NodeTransformer):
-    """Puts expressions in the place of names, and of elements, by their texts."""
+    """Puts expressions, or what a text says, in the place of others, by their texts."""
 
-    def __init__(self, given: Mapping[str, ast.expr]) -> None:
-        self.given = given
-        self.elements = any("[" in text for text in given)
+    def __init__(self, given: Mapping[str, ast.expr | str]) -> None:
+        self.given, self.kinds = given, {*map(_kind_of, given)}
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._put(node, node.id)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        made = self._put(node, ast.unparse(node)) if self.elements else node
-        return self.generic_visit(node) if made is node else made
-
-    def _put(self, node: ast.Name | ast.Subscript, text: str) -> ast.expr:
-        if text not in self.given:
-            return node
-        made = copied(self.given[text])
+    def visit(self, node: ast.AST) -> Any:
+        found = self.given.get(ast.unparse(node)) if type(node) in self.kinds else None
+        if found is None:
+            return super().visit(node)
+        if isinstance(found, str):
+            made = placed(ast.parse(found, mode="eval").body, node)
+        else:
+            made = ast.copy_location(copied(found), node)
         if isinstance(made, ast.Name | ast.Subscript):
-            made.ctx = node.ctx
-        return ast.copy_location(made, node)
+            made.ctx = getattr(node, "ctx", made.ctx)
+        return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind_of(text: str) -> type[ast.expr]:
+    return type(ast.parse(text, mode="eval").body)
 
 
 def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
     """The extent of a loop that counts from 0 by 1."""
-    if not isinstance(iterated, ast.Call) or iterated.keywords:
-        return None
-    if named(iterated.func) not in COUNTING:
-        return None
-    match iterated.args:
-        case [extent]:
-            return extent
-        case [ast.Constant(0), extent]:
+    match iterated:
+        case ast.Call(f, [extent] | [ast.Constant(0), extent], []) if named(f) in COUNTING:
             return extent
     return None
 
@@ -298,13 +297,14 @@ def stored_tensors(*statements: ast.stmt) -> set[str]:
     return {tensor_of(e) for e in elements_of(*statements) if isinstance(e.ctx, ast.Store)}
 
 
-def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
+def telling(nest: Nest) -> dict[Tells, tuple[ast.expr, ...]]:
     """The extents that the form of a nest follows: those of loops inside, and the iterations'
     where they are in one another; that of the last index, where elements have it last; whether
     there are few iterations; and, of other nests, those of rows that may be shorter than a
     tile."""
     within = [*every(ast.For, *nest.body)]
-    inner = [counted(s.iter, named) or (counted_from(s.iter, named) or [None])[0] for s in within]
+    iters = [s.iter for s in within]
+    inner = [counted(x, nest.named) or (counted_from(x, nest.named) or [None])[0] for x in iters]
     inner += nest.extents * any(s not in nest.body for s in within)
     rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
     searched = any(every(ast.While, *nest.body))
@@ -335,28 +335,40 @@ def no_less(extent: ast.expr, language: str) -> ast.expr:
     return placed(made, extent)
 
 
-def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
+def is_elementwise(nest: Nest, variables: bool = False) -> bool:
     """Whether a body is assignments alone, which T.Parallel takes over tiles; `variables`: or
     makes variables of a dtype, and has loops over numbers that are written down."""
     allocations = (T.alloc_local, T.alloc_var, T.alloc_fragment, T.alloc_shared)
     for n in every(ast.For | ast.While | ast.AnnAssign, *nest.body):
         if not (variables and (isinstance(n, ast.AnnAssign) or _numbers(n) is not None)):
             return False
-    return not any(named(c.func) in allocations for c in every(ast.Call, *nest.body))
+    return not any(nest.named(c.func) in allocations for c in every(ast.Call, *nest.body))
 
 
-def written_out(
-    nest: Nest, named: Named, known: Callable[[ast.expr], int | None], most: int = MOST_COPIES
-) -> Nest | None:
-    """The nest with loops of few iterations, whose numbers are `known`, over these numbers as they
+def written_out(nest: Nest, most: int = MOST_COPIES) -> Nest | None:
+    """The nest with loops of few iterations, whose numbers are known, over these numbers as they
     are written down, of `most` statements; None where others are left, or what T.Parallel does not
     take."""
     own = {*nest.indices, *assigned_names(nest.body)}
-    straight = _Straight(named, lambda e: known(e) if own.isdisjoint(names_in(e)) else None)
-    body = tuple(straight.visit(copied(s)) for s in nest.body)
+
+    class Straight(ast.NodeTransformer):
+        def visit_For(self, node: ast.For) -> ast.For:
+            self.generic_visit(node)
+            match node.iter:
+                case ast.Call(func, [_, *_] as args, []) if nest.named(func) in COUNTING:
+                    bounds = [n for n in map(known, args) if n is not None]
+                    if len(bounds) == len(args) < 4 and 0 not in bounds[2:]:
+                        numbers = Indices(map(LoopIndex, range(*bounds)[: MOST_COPIES + 1]))
+                        node.iter = placed(as_syntax(numbers), node.iter)
+            return node
+
+    def known(extent: ast.expr) -> int | None:
+        return nest.known(extent) if own.isdisjoint(names_in(extent)) else None
+
+    body = tuple(Straight().visit(copied(s)) for s in nest.body)
     found = replace(nest, body=body)
     few = sum(map(_copies, body)) <= most
-    return found if few and is_elementwise(found, named, variables=True) else None
+    return found if few and is_elementwise(found, variables=True) else None
 
 
 def goes_along_rows(nest: Nest) -> bool:
@@ -367,23 +379,6 @@ def goes_along_rows(nest: Nest) -> bool:
         if last & inner and not last & ours and any(names & ours for names in rows):
             return True
     return False
-
-
-class _Straight(ast.NodeTransformer):
-    """Writes down the numbers that loops go over."""
-
-    def __init__(self, named: Named, known: Callable[[ast.expr], int | None]) -> None:
-        self.named, self.known = named, known
-
-    def visit_For(self, node: ast.For) -> ast.For:
-        self.generic_visit(node)
-        match node.iter:
-            case ast.Call(func, args, []) if self.named(func) in COUNTING and 0 < len(args) < 4:
-                bounds = [n for n in map(self.known, args) if n is not None]
-                if len(bounds) == len(args) and 0 not in bounds[2:]:
-                    numbers = Indices(map(LoopIndex, range(*bounds)[: MOST_COPIES + 1]))
-                    node.iter = placed(as_syntax(numbers), node.iter)
-        return node
 
 
 def _copies(s: ast.AST) -> int:

@@ -49,7 +49,7 @@ def _with_sums(s: ast.stmt, start: set[str]) -> ast.stmt:
         t
         for t in chain[-1].body
         if isinstance(t, ast.If) and not t.orelse and _is_one(t.test, chain)
-        if any(_given(x) in start for x in t.body)
+        if any(_added(x, start) is not x for x in t.body)
     ]
     if not found:
         return s
@@ -58,20 +58,15 @@ def _with_sums(s: ast.stmt, start: set[str]) -> ast.stmt:
     body = chain_of(made)[-1].body
     for t in (body[n] for n in at):
         assert isinstance(t, ast.If)
-        t.body = [_added(x) if _given(x) in start else x for x in t.body]
+        t.body = [_added(x, start) for x in t.body]
     return made
 
 
-def _given(s: ast.stmt) -> str:
+def _added(s: ast.stmt, start: set[str]) -> ast.stmt:
     match s:
-        case ast.Assign([ast.Name(name)], _):
-            return name
-    return ""
-
-
-def _added(s: ast.stmt) -> ast.stmt:
-    assert isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
-    return ast.copy_location(ast.AugAssign(s.targets[0], ast.Add(), s.value), s)
+        case ast.Assign([ast.Name(name) as target], value) if name in start:
+            return ast.copy_location(ast.AugAssign(target, ast.Add(), value), s)
+    return s
 
 
 def _is_one(test: ast.expr, chain: Sequence[ast.For]) -> bool:

@@ -25,21 +25,20 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tilec.frontend.values import Scalar
 from tilec.frontend.whole_loops.anew import BeginsAnew
 from tilec.frontend.whole_loops.counting import counted_from, number_in, plus
-from tilec.frontend.whole_loops.joined import DtypeBehind, Joined
+from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.joined import joined
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
-    Named,
     Nest,
     Put,
     chain_of,
     changed_by,
-    declared,
     fresh_name,
     index_of,
     stored_tensors,
@@ -59,39 +58,37 @@ from tilec.support.syntax import (
     stored_names,
 )
 
-Decided = Callable[[ast.expr], bool | None]
-
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
 }  # fmt: skip
 _FOLDING = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
 
 
-def one_by_one(nest: Nest, named: Named, used: set[str], decided: Decided | None = None) -> Nest:
+def one_by_one(nest: Nest, used: set[str], apart: bool = True) -> Nest:
     """The nest with one assignment for each name: of `a, b = x, y`, by way of other names, not
-    `used`, where `y` reads `a`, and of `a = b = 0`; and with all loops from 0 by 1. With what is
-    `decided` of conditions, these are in loops where they stood around them: what is made for other
-    statements there is made whether they hold or not."""
-    apart = _OneByOne(nest, named, {*used}, decided)
-    made = [apart.visit(copied(s)) for s in nest.body]
+    `used`, where `y` reads `a`, and of `a = b = 0`; and with all loops from 0 by 1. `apart`: one
+    side is left of conditions that are decided, and others are in loops where they stood around
+    them: what is made for other statements there is made whether they hold or not."""
+    one = _OneByOne(nest, {*used}, apart)
+    made = [one.visit(copied(s)) for s in nest.body]
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
     body = tuple(x for x in body if not isinstance(x, ast.Pass)) or body
-    return with_sums_of_one(replace(nest, body=body) if apart.changed else nest)
+    return with_sums_of_one(replace(nest, body=body) if one.changed else nest)
 
 
-def in_ways(nest: Nest, named: Named, used: set[str], decided: Decided) -> Iterator[Nest]:
+def in_ways(nest: Nest, used: set[str]) -> Iterator[Nest]:
     """The nest `one_by_one`: with a condition around all of it where it stands, if there is one,
     which may be that of whole tiles; then with all conditions around loops in these."""
     match nest.body:
-        case [ast.If(test)] if decided(test) is None:
-            yield one_by_one(nest, named, used)
-    yield one_by_one(nest, named, used, decided)
+        case [ast.If(test)] if nest.decided(test) is None:
+            yield one_by_one(nest, used, apart=False)
+    yield one_by_one(nest, used)
 
 
 class _OneByOne(BeginsAnew):
-    def __init__(self, nest: Nest, named: Named, used: set[str], decided: Decided | None) -> None:
-        super().__init__(nest, named)
-        self.used, self.decided = used, decided
+    def __init__(self, nest: Nest, used: set[str], apart: bool) -> None:
+        super().__init__(nest)
+        self.used, self.decided = used, nest.decided if apart else None
         self.written = stored_tensors(*nest.body)
         self.names = [n.id for n in name_nodes(*nest.body)]
 
@@ -206,10 +203,9 @@ class _Number(Put):
         super().__init__(given)
         self.made = list[ast.expr]()
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        made = super().visit_Name(node)
-        if made is not node and isinstance(made, ast.expr):
-            self.made.append(made)
+    def visit(self, node: ast.AST) -> Any:
+        made = super().visit(node)
+        self.made += [made] if made is not node else []
         return made
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -217,9 +213,7 @@ class _Number(Put):
         n = number_in(node.right)
         if n is None or node.left not in self.made or not isinstance(node.op, ast.Add | ast.Sub):
             return node
-        made = placed(plus(node.left, n if isinstance(node.op, ast.Add) else -n), node)
-        self.made.append(made)
-        return made
+        return placed(plus(node.left, n if isinstance(node.op, ast.Add) else -n), node)
 
 
 def _inside(s: ast.stmt, test: ast.expr) -> ast.stmt:
@@ -240,21 +234,18 @@ def _assigned(target: ast.expr) -> str:
     return ""
 
 
-def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> Nest:
-    """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
-    that of an expression behind statements, where it is known; `language` stands for
-    `tilec.language`."""
-    simple = _Simple(nest, dtype_of, dtype, language)
-    return replace(nest, body=tuple(map(simple.statement, nest.body)))
+def in_order(folds: Folds) -> Nest:
+    """The nest of what reads folds, with its loops in order."""
+    return replace(folds.nest, body=tuple(map(_Simple(folds).statement, folds.nest.body)))
 
 
 class _Simple:
     """`kept`: the variables that loops may fold into, with their dtypes; `names`: all in a nest."""
 
-    def __init__(self, nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> None:
-        self.kept, self.dtype_of = declared(nest), dtype_of
-        self.dtype, self.language = dtype, language
-        self.names = [n.id for n in name_nodes(*nest.body)]
+    def __init__(self, folds: Folds) -> None:
+        self.folds, self.kept, self.language = folds, folds.sums, folds.language
+        self.dtype, self.dtype_of = folds.dtype, folds.nest.dtype_of
+        self.names = [n.id for n in name_nodes(*folds.nest.body)]
 
     def statement(self, s: ast.stmt) -> ast.stmt:
         match s:
@@ -275,7 +266,7 @@ class _Simple:
         body = list[ast.stmt]()
         for t in chain[-1].body:
             body += self.chosen(t, body) or self.parts(t)
-        body = Joined(self.kept, self.dtype_of, self.dtype, self.language).of(body)
+        body = joined(body, self.folds)
         if not any(c.orelse for c in chain):
             chain = _as_in_memory(chain)
         for c in reversed(chain):

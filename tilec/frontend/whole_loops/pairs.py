@@ -16,7 +16,7 @@ counts `j`, and folds what comes of each row, its tiles have such fragments (`in
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.frontend.whole_loops.folds import given_by
@@ -75,9 +75,9 @@ class Pairs:
         return [*map(ast.unparse, (*self.before, *self.body))]
 
 
-def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> Pairs | None:
-    """The pairs of rows that a nest compares; None for any other. `length`: about how long an
-    extent is."""
+def find_pairs(nest: Nest) -> Pairs | None:
+    """The pairs of rows that a nest compares; None for any other."""
+    named = nest.named
     at = next((n for n, s in enumerate(nest.body) if isinstance(s, ast.For)), -1)
     loop, before, epilogue = nest.body[at], nest.body[:at], nest.body[at + 1 :]
     if not isinstance(loop, ast.For) or any(every(ast.For | ast.While | ast.With, *epilogue)):
@@ -110,9 +110,9 @@ def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> P
     written = {n.id for n in name_nodes(*epilogue)} & {e.tensor.id for e in elements if e.tensor}
     found = _lines(nest, elements, inner[-1][0], changed) if not written else None
     extents = dict(zip(nest.indices, nest.extents))
-    if found is None or any(length(extents[i]) < _LEAST for i in found):
+    if found is None or any(0 < nest.length(extents[i]) < _LEAST for i in found):
         return None
-    if length(inner[-1][1]) < _SHORT:
+    if 0 < nest.length(inner[-1][1]) < _SHORT:
         return None
     tiles = {e.text: e for e in elements if e.names & {*found}}
     (row, column), named_too = found, tuple(others.values())

@@ -20,9 +20,7 @@ from dataclasses import replace
 
 from tilec import language as T
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
     Fresh,
-    Named,
     Nest,
     Put,
     elements_of,
@@ -53,9 +51,9 @@ def neutral_of(word: str, dtype: DType | None, language: str) -> str | None:
     return f"{language}.{end}_value({dtype.name!r})"
 
 
-def in_variables(nest: Nest, named: Named, dtype_of: DtypeOf, language: str, fresh: Fresh) -> Nest:
+def in_variables(nest: Nest, language: str, fresh: Fresh) -> Nest:
     """The nest with variables for the elements that its loops fold into."""
-    places = _Places(nest, named, dtype_of, language, fresh)
+    places = _Places(nest, language, fresh)
     body: list[ast.stmt] = []
     for s in nest.body:
         body += places.of_loop(s) if isinstance(s, ast.For) else [s]
@@ -69,11 +67,8 @@ class _Places(ast.NodeTransformer):
     """Gives the folds into elements in one loop variables; what begins and ends these stands in
     `before` and `behind`."""
 
-    def __init__(
-        self, nest: Nest, named: Named, dtype_of: DtypeOf, language: str, fresh: Fresh
-    ) -> None:
-        self.nest, self.named, self.dtype_of = nest, named, dtype_of
-        self.language, self.fresh = language, fresh
+    def __init__(self, nest: Nest, language: str, fresh: Fresh) -> None:
+        self.nest, self.language, self.fresh = nest, language, fresh
         self.before, self.behind = list[ast.stmt](), list[ast.stmt]()
         self.changed = set[str]()
         self.tested = False
@@ -93,7 +88,7 @@ class _Places(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         match node.value:
             case ast.Call(func, [ast.Subscript() as place, v], []):
-                called = self.named(func)
+                called = self.nest.named(func)
                 word = next((w for a, w in _ATOMICS if called is a), None)
                 if word is not None and self._is_one(place):
                     return self._folded(node, place, word, v, ast.unparse(func))
@@ -118,7 +113,7 @@ class _Places(ast.NodeTransformer):
         self, s: ast.stmt, place: ast.Subscript, word: str, value: ast.expr, atomic: str
     ) -> ast.stmt:
         """The fold of a variable that a statement becomes."""
-        dtype = self.dtype_of(ast.parse(f"{tensor_of(place)}.dtype", mode="eval").body)
+        dtype = self.nest.dtype_of(ast.parse(f"{tensor_of(place)}.dtype", mode="eval").body)
         if atomic and dtype is not None and dtype.is_float and dtype.bits < 32:
             dtype = FLOAT32
         start = neutral_of(word, dtype, self.language)
@@ -172,7 +167,7 @@ def _begun(nest: Nest) -> ast.Subscript | None:
 def _as_variable(nest: Nest, place: ast.Subscript, fresh: Fresh) -> Nest:
     """The nest with a variable for an element, which gets it at the end."""
     name, text = fresh(tensor_of(place).lower()), ast.unparse(place)
-    renamed = Put({text: ast.Name(name, ast.Load())})
+    renamed = Put({text: name})
     body: list[ast.stmt] = []
     for s in nest.body:
         made = renamed.visit(copied(s))
@@ -182,7 +177,7 @@ def _as_variable(nest: Nest, place: ast.Subscript, fresh: Fresh) -> Nest:
     return replace(nest, body=(*body, *parsed(f"{text} = {name}", nest.body[-1])))
 
 
-def as_folds(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
+def as_folds(nest: Nest, fresh: Fresh) -> Nest | None:
     """A body of atomic operations on elements that some of the iterations' indices name, all of
     them alike, as loops along the others: `for i, j in T.Parallel(M, N): T.atomic_add(S[i], …)`;
     None for any other."""
@@ -195,7 +190,7 @@ def as_folds(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
             case ast.Assign([ast.Name()], _) | ast.Pass():
                 return True
             case ast.Expr(ast.Call(func, [ast.Subscript() as place, _], [])):
-                called = named(func)
+                called = nest.named(func)
                 plain = all(isinstance(i, ast.Name | ast.Constant) for i in indices_of(place))
                 kept.append({*nest.indices} & names_in(place.slice))
                 return plain and any(called is a for a, _ in _ATOMICS)
@@ -213,4 +208,4 @@ def as_folds(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
         body = [headed(f"for {name} in range({ast.unparse(extent)}):", body, nest.body[0])]
     outer = outer or [(fresh("zero"), ast.Constant(1))]
     indices, extents = (tuple(x) for x in zip(*outer))
-    return Nest(indices, extents, tuple(body))
+    return replace(nest, indices=indices, extents=extents, body=tuple(body))

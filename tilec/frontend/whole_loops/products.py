@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
     Fresh,
     Named,
     Nest,
@@ -31,7 +30,7 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
-from tilec.frontend.whole_loops.reader import Added, Decided, Own, Reader, sizes_along
+from tilec.frontend.whole_loops.reader import Added, Own, Reader, sizes_along
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.several import by_loops
 from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
@@ -39,7 +38,6 @@ from tilec.support.syntax import all_of, conditions_in, every, names_in, stored_
 
 _SHORT = 16  # what is added up, of which a thread adds all
 _FEW = 32  # what is added up, along which a tile may be nearly empty
-Length = Callable[[ast.expr], int]
 Loops = tuple[tuple[str, ast.expr], ...]
 
 
@@ -122,25 +120,19 @@ class Product:
         return "\n".join([*map(ast.unparse, written), *texts, *(p.text for p in self.more)])
 
 
-def find_product(
-    nest: Nest, named: Named, decided: Decided, length: Length, dtype_of: DtypeOf, fresh: Fresh
-) -> Product | None:
+def find_product(nest: Nest, fresh: Fresh) -> Product | None:
     """The sums of products that a nest is, also where elements are what is added to."""
-    found = product_of(nest, named, decided, length)
-    if found is None:
-        found = product_of(in_variables(nest, named, dtype_of, "", fresh), named, decided, length)
-    return found
+    return product_of(nest) or product_of(in_variables(nest, "", fresh))
 
 
-def product_of(nest: Nest, named: Named, decided: Decided, length: Length) -> Product | None:
-    """The sums of products that a loop's body is; None for any other. `decided`: what is known of
-    a condition before the kernel runs; `length`: about how long an extent is, 0 for very long."""
+def product_of(nest: Nest) -> Product | None:
+    """The sums of products that a loop's body is; None for any other."""
     guards, body, otherwise = _guarded(nest)
-    if not all(is_pure(t, named) for t in guards):
+    if not all(is_pure(t, nest.named) for t in guards):
         return None
     found = list[Product]()
     for part in by_loops(body):
-        product = _of_loop(nest, guards, part, otherwise, named, decided, length)
+        product = _of_loop(nest, guards, part, otherwise)
         if product is None:
             return None
         found.append(product)
@@ -161,10 +153,13 @@ def product_of(nest: Nest, named: Named, decided: Decided, length: Length) -> Pr
 
 
 def _of_loop(
-    nest: Nest, guards: Sequence[ast.expr], body: Sequence[ast.stmt],
-    otherwise: Sequence[ast.stmt], named: Named, decided: Decided, length: Length,
-) -> Product | None:  # fmt: skip
+    nest: Nest,
+    guards: Sequence[ast.expr],
+    body: Sequence[ast.stmt],
+    otherwise: Sequence[ast.stmt],
+) -> Product | None:
     """The product of a body that has one loop."""
+    named = nest.named
     at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
     before, epilogue = body[:at], body[at + 1 :]
     behind = (*epilogue, *otherwise)
@@ -173,7 +168,7 @@ def _of_loop(
     loop = body[at]
     assert isinstance(loop, ast.For)
     loops, between, within, tests = _levels(loop)
-    inner, reader = counts_of(loops, named), Reader(named, decided)
+    inner, reader = counts_of(loops, named), Reader(named, nest.decided)
     if inner is None or any(map(reader.added, between)):
         return None
     if not reader.reads(before, [*between, *within]):
@@ -194,14 +189,14 @@ def _of_loop(
         return None
     if alone and (asked or ends or guards or len(inner) > 1):
         return None
-    made = _sums(added, asked, ends, inner, nest, named, length)
+    made = _sums(added, asked, ends, inner, nest)
     for turn in turns_of([o for _, _, *pair in added for o in pair], dict(inner), nest.indices):
         extent = dict(inner)[turn.index]
         if made is None and not alone and not _is_short(extent, named):
             turned = [(x, d, turn.operand(a), turn.operand(b)) for x, d, a, b in added]
             loops_turned = [(x, turn.extent if x == turn.index else e) for x, e in inner]
             inside = [turn.inside(extent), *map(turn.of, ends)]
-            made = _sums(turned, [*map(turn.of, asked)], inside, loops_turned, nest, named, length)
+            made = _sums(turned, [*map(turn.of, asked)], inside, loops_turned, nest)
     if made is None:
         return None
     inner, sums, rows, columns = made
@@ -269,7 +264,7 @@ def _with_ends(
 
 def _sums(
     added: Sequence[Added], tests: Sequence[ast.expr], ends: Sequence[ast.expr],
-    inner: Sequence[tuple[str, ast.expr]], nest: Nest, named: Named, length: Length,
+    inner: Sequence[tuple[str, ast.expr]], nest: Nest,
 ) -> tuple[Loops, tuple[Sum, ...], tuple[str, ...], tuple[str, ...]] | None:  # fmt: skip
     """The loops, the last of which tiles go along, the sums, and their rows and columns."""
     sums, fixed = list[Sum](), set[str]()
@@ -280,12 +275,13 @@ def _sums(
         if pair is None:
             return None
         sums.append(Sum(total, dtype, *pair))
-    loops = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed, length)
+    operands = [o for s in sums for o in (s.left, s.right)]
+    loops = _longest_last(inner, operands, fixed, nest.length)
     if not loops:
         return None
     values = [*zip(nest.indices, nest.extents), *loops[:-1]]
     ranges = {name: (("", 0), (f"({ast.unparse(extent)})", -1)) for name, extent in values}
-    most = Most(ranges, named, ast.unparse)
+    most = Most(ranges, nest.named, ast.unparse)
     sums = [_weakened(s, loops[-1][0], most) for s in sums]
     rows = tuple(i for i in nest.indices if all(depends(i, s.left, s.right) for s in sums))
     columns = tuple(i for i in nest.indices if all(depends(i, s.right, s.left) for s in sums))
@@ -325,7 +321,7 @@ def _levels(
 
 def _longest_last(
     inner: Sequence[tuple[str, ast.expr]], operands: Sequence[Operand], fixed: set[str],
-    length: Length,
+    length: Callable[[ast.expr], int],
 ) -> Loops:  # fmt: skip
     """Loops in an order in which tiles go along the last one, the longest that can be: none of
     those that are `fixed`, if there are others that are not short, and one that is an index by

@@ -30,13 +30,13 @@ from tilec.support.syntax import copied, names_in, parsed, stored_names
 _EXPONENTIALS = (T.exp, T.exp2)
 
 
-def in_two_loops(nest: Nest, named: Named) -> Nest:
+def in_two_loops(nest: Nest) -> Nest:
     """The nest with each such loop as two, of which the second adds up."""
     body: list[ast.stmt] = []
     for at, s in enumerate(nest.body):
         made = None
         if isinstance(s, ast.For) and not s.orelse:
-            rescaled = _Rescaled(s, named)
+            rescaled = _Rescaled(s, nest.named)
             made = rescaled.loops(nest.body[:at], nest.body[at + 1 :]) if rescaled.found else None
         body += made or [s]
     return replace(nest, body=tuple(body)) if len(body) > len(nest.body) else nest
@@ -93,7 +93,7 @@ class _Rescaled:
         free = all(map(self._is_free, [self.value, *self.free]))
         if not ours or not self.sums <= zero or left or not free:
             return None
-        put = Put({self.new: ast.Name(self.most, ast.Load())})
+        put = Put({self.new: self.most})
         loops: list[ast.stmt] = []
         for body in (self.first, [put.visit(copied(s)) for s in self.second]):
             loop = copy.copy(self.loop)

@@ -17,7 +17,7 @@ may be read at the place alone where it was written.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,8 +33,6 @@ _PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__
 _PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min}
 FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
 
-Known = Callable[[ast.expr], int | None]
-
 
 class Reset(NamedTuple):
     """`if test: name = start`."""
@@ -46,17 +44,13 @@ class Reset(NamedTuple):
 
 @dataclass
 class Rows:
-    """One iteration as `lanes` of a warp do it together. `known`: what an extent is, if that is
-    known now; `language` and `lane`: what stands for `tilec.language`, and for the lane; `fresh`
-    makes names that are not used."""
+    """One iteration as lanes of a warp do it together. `language` and `lane`: what stands for
+    `tilec.language`, and for the lane; `fresh` makes names that are not used."""
 
     nest: nests.Nest
-    named: nests.Named
-    known: Known
-    lanes: int
-    language: str
-    lane: str
-    fresh: nests.Fresh
+    language: str = ""
+    lane: str = ""
+    fresh: nests.Fresh = str
     sums: dict[str, ast.expr] = field(default_factory=dict)  # variables and their dtypes
     outside: set[str] = field(default_factory=set)  # what is assigned out of loops
 
@@ -164,11 +158,11 @@ class Rows:
         return None if not folded or own & others or begun - running else folds
 
     def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
-        extent = nests.counted(loop.iter, self.named)
+        extent = nests.counted(loop.iter, self.nest.named)
         if extent is None or self._read([loop], behind) is None:
             return None
-        known = None if self.own & names_in(extent) else self.known(extent)
-        if known is not None and known < self.lanes // 2:
+        known = None if self.own & names_in(extent) else self.nest.known(extent)
+        if known is not None and known < self.nest.lanes // 2:
             return None
         inside, before, after = list[ast.stmt](), list[str](), list[str]()
         for s in loop.body:
@@ -189,8 +183,8 @@ class Rows:
         lines = [
             *before,
             f"for {step} in {self.language}.serial({self.language}.ceildiv("
-            f"({ast.unparse(extent)}) - {self.lane}, {self.lanes})):\n"
-            f"    {nests.index_of(loop)} = {step} * {self.lanes} + {self.lane}",
+            f"({ast.unparse(extent)}) - {self.lane}, {self.nest.lanes})):\n"
+            f"    {nests.index_of(loop)} = {step} * {self.nest.lanes} + {self.lane}",
             *after,
         ]
         made = parsed("\n".join(lines), loop)
@@ -236,10 +230,10 @@ class Rows:
 
     def _folding_word(self, func: ast.expr) -> str | None:
         ours = ast.unparse(func).removeprefix(f"{self.language}.")  # as `in_order` writes it
-        return ours if ours in FOLDS.values() else FOLDS.get(self.named(func))
+        return ours if ours in FOLDS.values() else FOLDS.get(self.nest.named(func))
 
     def _is_pure(self, value: ast.expr) -> bool:
-        return is_pure(value, self.named, self.language)
+        return is_pure(value, self.nest.named, self.language)
 
 
 def is_pure(value: ast.expr, named: nests.Named, language: str = "") -> bool:

@@ -94,7 +94,7 @@ class Scans(Folds):
     def _is_scanned(self, name: str, word: str, value: ast.expr) -> bool:
         """Whether a scan gives what a fold does: one of a kind that there is, whose order does not
         count, from what the variable is at first."""
-        kept, given = self.dtype_of(self.sums[name]), self._dtype_once(value)
+        kept, given = self.nest.dtype_of(self.sums[name]), self._dtype_once(value)
         if word not in SCANS or kept is None or kept is BOOL:
             return False
         if kept.is_float:
@@ -103,7 +103,7 @@ class Scans(Folds):
 
     def _fitting(self, running: set[str], outer: int, inner: int) -> int:
         """Of `inner` elements of a row as many as shared memory has room for."""
-        dtypes = [self.dtype_of(self.sums[name]) for name in running]
+        dtypes = [self.nest.dtype_of(self.sums[name]) for name in running]
         size = outer * sum(d.bits // 8 for d in dtypes if d is not None)
         return min(inner, 1 << (_BYTES // size).bit_length() - 1)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilec.frontend.whole_loops.nests import (
     Fresh,
@@ -72,7 +72,7 @@ class SideBySide:
         if self.count < 2:
             return None
         group, self.turn = self.fresh(d), self.fresh("n")
-        at = ast.parse(f"{group} * {self.count} + {self.turn}", mode="eval").body
+        at = f"{group} * {self.count} + {self.turn}"
         self.put = Put({d: at})
         runs = self._runs(self.nest.body)
         if runs is None:
@@ -88,11 +88,11 @@ class SideBySide:
             text = f"{self.own[name]} = {self.language}.alloc_local(({self.count},), {kind})"
             made += parsed(text, self.nest.body[0])
         arrays = {x: f"{array}[{self.turn}]" for x, array in self.own.items()}
-        places = {x: ast.parse(text, mode="eval").body for x, text in arrays.items()}
-        self.put = Put({d: at, **places})
+        self.put = Put({d: at, **arrays})
         extent = ast.BinOp(self.nest.extents[-1], ast.FloorDiv(), ast.Constant(self.count))
         extents = (*self.nest.extents[:-1], ast.copy_location(extent, self.nest.extents[-1]))
-        return Nest((*indices, group), extents, (*made, *self._block(self.nest.body)))
+        body = (*made, *self._block(self.nest.body))
+        return replace(self.nest, indices=(*indices, group), extents=extents, body=body)
 
     def _spread(self, d: str) -> None:
         self.ours, known = {d}, 0

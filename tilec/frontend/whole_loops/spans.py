@@ -156,7 +156,7 @@ class Turn:
 
     def of(self, node: ast.expr) -> ast.expr:
         """An expression by the new index."""
-        made = _Turned(self).visit(copied(node))
+        made = Put({self.at: self.index, self.index: self.before}).visit(copied(node))
         assert isinstance(made, ast.expr)
         return made
 
@@ -169,19 +169,6 @@ class Turn:
         zero, both = ast.Constant(0), [copied(self.before), copied(extent)]
         made = ast.Compare(zero, [ast.LtE(), ast.Lt()], both)
         return ast.fix_missing_locations(ast.copy_location(made, extent))
-
-
-class _Turned(Put):
-    def __init__(self, turn: Turn) -> None:
-        super().__init__({turn.index: turn.before})
-        self.turn = turn
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.expr) and ast.unparse(node) == self.turn.at:
-            return ast.copy_location(ast.Name(self.turn.index, ast.Load()), node)
-        made = super().visit(node)
-        assert isinstance(made, ast.AST)
-        return made
 
 
 def turns_of(

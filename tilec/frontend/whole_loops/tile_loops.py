@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tilec.frontend.whole_loops.across import Fold
 from tilec.frontend.whole_loops.folds import Pick
@@ -26,30 +25,6 @@ from tilec.ir.ops.tile import COMBINED
 from tilec.support.syntax import copied, every, headed, names_in, parsed
 
 _BESIDE = 64  # columns of what is folded beside sums of products, whose tiles are large
-
-
-class Step(NamedTuple):
-    """What is done for each element of a tile that is `whole`, and of one that sticks out, as the
-    lines of a loop; and `behind` that, for all of it."""
-
-    whole: Sequence[str]
-    edge: Sequence[str]
-    behind: Sequence[str]
-
-
-class Places(NamedTuple):
-    """What stands before a loop that looks for a place, in a tile that is whole and in one that
-    sticks out, `after` the loop, where it has `found` the place `at`, the first or last of equal
-    ones, and what puts that and what the variables begin with together."""
-
-    before: str
-    whole: str
-    edge: str
-    after: str
-    found: str
-    behind: str
-    at: str
-    of_equal: str
 
 
 @dataclass
@@ -88,10 +63,7 @@ class TileLoops(SharedScans):
     ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
         """As `_folding`; `running`: the variables that a scan has at each element."""
         loop = chain[-1]
-        before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
-        places = list[Places]()
-        whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
-        names, steps, carried = list[tuple[ast.stmt, str]](), list[Step](), list[str]()
+        names, folds = list[tuple[ast.stmt, str]](), list[Fold]()
         runs = {name: self.fresh(name) for name in sorted(running)}
         asked = {p.best: p for s in loop.body if (p := self._asked_inside(s)) is not None}
         self.asked = {*asked}
@@ -99,76 +71,46 @@ class TileLoops(SharedScans):
         starts = f"{own} * {self.outer}", f"{self.step} * {self.inner}"
         wanted = names_in(*loop.body) & self.totals
         summed = self.gemms(wanted, *starts, (self.outer, self.inner))
-        before += summed.before
         self.running |= {x: f"{t}[{self.o}, {self.n}]" for x, t in summed.tiles.items()}
         for name, run in runs.items():
             self.running[name] = self._at(name, f"{run}[{self.o}, {self.n} + {PAD - 1}]")
         self.wanted = self.fresh("wanted")
         self.shared: list[str] = []
         self.kinds: list[str] = []
-        shape, place = self._tile()
-        first, resets = list[str](), dict[str, Reset]()
+        resets = dict[str, Reset]()
         for s in loop.body:
+            made: Fold | None = None
             if (reset := self._reset(s)) is not None:
                 resets[reset.name] = reset
                 continue
             if (pick := self._pick(s, chain)) is not None:
-                if {pick.best, pick.at} & self.frozen:
-                    return None
-                lines = self._pick_lines(pick, shape, place, loop)
-                if lines is None:
-                    return None
-                before += parsed(lines.before, s)
-                whole.append(lines.whole)
-                edge.append(lines.edge)
-                after += parsed(lines.after, s)
-                places.append(lines)
-                continue
-            fold = self._fold(s)
-            if fold is None:
-                made = self._in_loop(s)
-                if _divides(made):
-                    more, loads = self._ahead(made, shape, place, loop)
-                    before, first = before + more, first + loads
-                whole.append(ast.unparse(made))
-                edge += self._stored_if(made)
-                names.append((s, whole[-1]))
-                continue
-            name, word, value = fold
-            if name in self.frozen:
+                if self.frozen.isdisjoint({pick.best, pick.at}):
+                    made = self._looked_for(pick, s, loop)
+            elif (fold := self._fold(s)) is None:
+                made = self._done(s, loop)
+                names.append((s, made.whole[0]))
+            elif (name := fold[0]) in self.frozen:
                 return None
-            if name in runs:
-                found = self._scan(name, runs[name], word, value, names, resets.get(name))
-                if found is None:
-                    return None
-                begun, step, carry, ended = found
-                before, after = before + parsed(begun, s), after + parsed(ended, s)
-                steps.append(step)
-                carried.append(carry)
-                continue
-            if name in self.wide:
-                made_of = self._added_across(name, word, value, loop)
+            elif name in runs:
+                made = self._scan(*fold, runs[name], names, resets.get(name), s)
+            elif name in self.wide:
+                made = self._added_across(*fold, loop)
             else:
-                made_of = self._in_parts(name, word, value, asked.get(name), s)
-            if made_of is None:
+                made = self._in_parts(*fold, asked.get(name), s)
+            if made is None:
                 return None
-            before += made_of.before
-            after += made_of.after
-            last += made_of.last
-            whole.append(made_of.whole)
-            edge.append(made_of.edge)
-            carried += made_of.behind
-        steps.append(Step(whole, edge, carried))
-        tiles = self._over_tiles(chain, first, steps, summed)
-        met = self._met(self.shared, self.kinds, loop)
-        return [*before, *tiles, *after, *met, *self._found(places, loop)], last
-
-    def _found(self, places: Sequence[Places], loop: ast.For) -> list[ast.stmt]:
-        """What finds places behind their loop, once it is known what is the most."""
-        made = [s for x in places for s in parsed(x.found, loop)]
-        kinds = [COMBINED.get(x.of_equal, x.of_equal) for x in places]
-        made += self._met([x.at for x in places], kinds, loop)
-        return made + [s for x in places for s in parsed(x.behind, loop)]
+            folds.append(made)
+        made_of = [
+            *summed.before, *(s for f in folds for s in f.before),
+            *self._over_tiles(chain, folds, summed),
+            *(s for f in folds for s in f.after), *self._met(self.shared, self.kinds, loop),
+            *(s for f in folds for s in f.found),
+        ]  # fmt: skip
+        places = [f for f in folds if f.place]
+        kinds = [COMBINED.get(f.of_equal, f.of_equal) for f in places]
+        made_of += self._met([f.place for f in places], kinds, loop)
+        made_of += [s for f in folds for s in f.settled]
+        return made_of, [s for f in folds for s in f.last]
 
     def _met(self, shared: Sequence[str], kinds: Sequence[str], at: ast.stmt) -> list[ast.stmt]:
         """Blocks that share iterations and wait for one another have what all have folded."""
@@ -188,22 +130,19 @@ class TileLoops(SharedScans):
         self.kinds.append(COMBINED.get(word, word))
         if start is None:
             return None
-        before = self._fragment(tile, shape, self.sums[name], s)
+        before, last = self._fragment(tile, shape, self.sums[name], s), list[ast.stmt]()
         before += parsed(f"{self.language}.fill({tile}, {start})", s)
-        after, last = list[ast.stmt](), list[ast.stmt]()
         folded = self._both(own, word, text)  # no part begins as what is no number
         if word in OPERATORS or asked is not None:
-            got = self.fresh("sums")
+            got, how = self.fresh("sums"), ""
             before += self._fragment(got, (self.outer,), self.sums[name], s)
-            after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
             last += self._joined(kept, got, word, asked, s)
-            self.shared.append(got)
         else:  # of blocks that share it each has what it began with
-            reduced = f"{tile}, {kept}, dim={dim}, clear=False"
-            after += parsed(f"{self.language}.reduce_{word}({reduced})", s)
-            self.shared.append(kept)
+            got, how = kept, ", clear=False"
+        after = parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim}{how})", s)
+        self.shared.append(got)
         edge = f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})"
-        return Fold(before, f"{own} = {folded}", edge, [], after, last)
+        return Fold(before, [f"{own} = {folded}"], [edge], after=after, last=last)
 
     def _joined(
         self, kept: str, got: str, word: str, asked: Pick | None, at: ast.stmt
@@ -218,17 +157,11 @@ class TileLoops(SharedScans):
         return parsed(each, at)
 
     def _scan(
-        self,
-        name: str,
-        run: str,
-        word: str,
-        value: ast.expr,
-        names: Sequence[tuple[ast.stmt, str]],
-        reset: Reset | None,
-    ) -> tuple[str, Step, str, str] | None:
-        """What stands before a loop to have all values of a variable that runs in `run`, what is
-        done in a tile, then at its end, and behind the loop. `names`: the statements of the loop
-        before the fold, as they are written for a tile; `reset`: where it begins anew."""
+        self, name: str, word: str, value: ast.expr, run: str,
+        names: Sequence[tuple[ast.stmt, str]], reset: Reset | None, s: ast.stmt,
+    ) -> Fold | None:  # fmt: skip
+        """All values of a variable that runs in `run`. `names`: the statements of the loop before
+        the fold, as they are written for a tile; `reset`: where it begins anew."""
         t, o, outer, end = self.language, self.o, self.outer, self.inner + PAD
         dtype, start = ast.unparse(self.sums[name]), self._neutral(word, self.sums[name])
         if start is None:
@@ -249,32 +182,32 @@ class TileLoops(SharedScans):
             begun = f"{t}.cast({begin}, {dtype})"
             cut = [f"{flag} = {test}"]
             text = f"{t}.if_then_else({test}, {self._both(begun, word, text)}, {text})"
-        step = Step(
-            [*made, *cut, f"{own} = {text}"],
-            [*made, *cut, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
-            [f"{self.scan}({run}[{box}], {word!r}, 1{begins})"],
-        )
         self.running[name] = self._at(name, own)
         begun = f"{anew}{run} = {t}.alloc_shared({(outer, end)}, {dtype})\n"
         begun += f"{each}{first} = {self.held[name]}[{o}]"
         ended = f"{each}{self.held[name]}[{o}] = {self._at(name, first)}"
-        return begun, step, f"{each}{first} = {run}[{o}, {end - 1}]", ended
+        return Fold(
+            parsed(begun, s),
+            [*made, *cut, f"{own} = {text}"],
+            [*made, *cut, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
+            [f"{self.scan}({run}[{box}], {word!r}, 1{begins})"],
+            after=parsed(ended, s),
+            carried=[f"{each}{first} = {run}[{o}, {end - 1}]"],
+        )
 
     def _at(self, name: str, place: str) -> str:
         """A variable that runs, whose scan is at a place: one that a condition compares with stays
         what is no number."""
-        dtype, t = self.dtype_of(self.sums[name]), self.language
+        dtype, t = self.nest.dtype_of(self.sums[name]), self.language
         if name not in self.asked or dtype is None or not dtype.is_float:
             return place
         begun = f"{self.held[name]}[{self.o}]"
         return f"{t}.if_then_else({t}.isnan({begun}), {begun}, {place})"
 
-    def _pick_lines(
-        self, p: Pick, shape: tuple[int, ...], place: str, loop: ast.For
-    ) -> Places | None:
-        """What finds the place of an element: each element of a tile has its own, then the first or
-        last of those that are the most is it."""
-        t, o = self.language, self.o
+    def _looked_for(self, p: Pick, s: ast.stmt, loop: ast.For) -> Fold | None:
+        """The place of an element: each element of a tile has its own, then the first or last of
+        those that are the most is it."""
+        t, o, (shape, place) = self.language, self.o, self._tile()
         most, where, got, at, better = map(self.fresh, ("most", "where", "got", "at", "better"))
         dtypes = [self.sums[x] for x in (p.best, p.at)]
         of_equal = p.of_equal
@@ -299,7 +232,7 @@ class TileLoops(SharedScans):
         found = "" if p.first else f"{at}[{o}] != {none} and "  # what is no number is not the last
         self.shared.append(got)
         self.kinds.append(COMBINED.get(p.word, p.word))
-        after = f"{t}.reduce_{p.word}({most}, {got}, dim={dim})"
+        after = parsed(f"{t}.reduce_{p.word}({most}, {got}, dim={dim})", s)
         last = f"""
 for {place} in {t}.Parallel({", ".join(map(str, shape))}):
     {where}[{place}] = {t}.if_then_else({own} == {got}[{o}], {where}[{place}], {none})
@@ -311,17 +244,17 @@ for {o} in {t}.Parallel({self.outer}):
     {kept}[{o}] = {t}.if_then_else({better}, {at}[{o}], {kept}[{o}])
     {best}[{o}] = {t}.if_then_else({better}, {got}[{o}], {best}[{o}])
 """
-        return Places("\n".join(before), whole, edge, after, last, behind, at, of_equal)
+        looked, settled = parsed(last, loop), parsed(behind, loop)
+        return Fold(
+            parsed("\n".join(before), s), [whole], [edge], after=after, found=looked, place=at,
+            of_equal=of_equal, settled=settled,
+        )  # fmt: skip
 
     def _over_tiles(
-        self,
-        chain: Sequence[ast.For],
-        first: Sequence[str],
-        steps: Sequence[Step],
-        summed: Summed,
+        self, chain: Sequence[ast.For], folds: Sequence[Fold], summed: Summed
     ) -> list[ast.stmt]:
         """The loops over tiles, of which a block has its share: what is `summed`, what is done
-        `first`, then in steps."""
+        `first`, then each scan, and all others together."""
         around, flat, _ = self._levels(chain)
         alone = len(chain) == 1
         extents = [self._range(s, alone) for s in flat]
@@ -372,8 +305,15 @@ for {o} in {t}.Parallel({self.outer}):
         text = f"""
 for {turn} in {self.language}.{loop}:
     {found}
-    {over(first).strip()}"""
-        for step in steps:
+    {over([x for f in folds for x in f.first]).strip()}"""
+        others, scans = [f for f in folds if not f.carried], [f for f in folds if f.carried]
+        all_of_it = Fold(
+            [],
+            [x for f in others for x in f.whole],
+            [x for f in others for x in f.edge],
+            [x for f in folds for x in f.carried or f.behind],
+        )
+        for step in (*scans, all_of_it):
             text += f"""
     if {whole} and {self._is_whole()}:{over(step.whole)}
     else:{over([f"{self.wanted} = {inside}", *step.edge])}
@@ -387,12 +327,16 @@ for {turn} in {self.language}.{loop}:
             made = [headed(head, made, s)]
         return made
 
-    def _ahead(
-        self, s: ast.stmt, shape: tuple[int, ...], place: str, loop: ast.For
-    ) -> tuple[list[ast.stmt], list[str]]:
+    def _done(self, s: ast.stmt, loop: ast.For) -> Fold:
+        """A statement that folds nothing."""
+        made = self._in_loop(s)
+        before, loads = self._ahead(made, loop) if _divides(made) else ([], [])
+        return Fold(before, [ast.unparse(made)], self._stored_if(made), first=loads)
+
+    def _ahead(self, s: ast.stmt, loop: ast.For) -> tuple[list[ast.stmt], list[str]]:
         """Fragments for the elements of a row that a statement reads, which get their names there,
         and what fills them. A quotient is a branch, behind which nothing is loaded."""
-        made, loads = list[ast.stmt](), list[str]()
+        made, loads, (shape, place) = list[ast.stmt](), list[str](), self._tile()
         names = dict[str, str]()
         for e in elements_of(s):
             plain = all(isinstance(i, ast.Name) for i in indices_of(e))
@@ -405,8 +349,7 @@ for {turn} in {self.language}.{loop}:
                     made += self._fragment(tile, shape, dtype, s)
                     loads.append(f"{tile}[{place}] = {ast.unparse(e)}")
         assert isinstance(s, ast.Assign) and isinstance(target := s.targets[0], ast.Subscript)
-        tiles = {text: f"{tile}[{place}]" for text, tile in names.items()}
-        put = Put({text: ast.parse(tile, mode="eval").body for text, tile in tiles.items()})
+        put = Put({text: f"{tile}[{place}]" for text, tile in names.items()})
         s.value, target.slice = put.visit(s.value), put.visit(target.slice)
         return made, loads
 

@@ -53,8 +53,6 @@ class TilePlaces(Scans):
     parts: int = 1
     meets: bool = False  # blocks that share iterations, behind each loop
     in_a_row: bool = False  # of which each has tiles that follow one another
-    limits: Sequence[int] = ()  # how many iterations there are at most, of each index; 0: unknown
-    together: int = 0  # blocks that run at once
     o: str = ""
     n: str = ""
     step: str = ""
@@ -88,8 +86,7 @@ class TilePlaces(Scans):
     def _names(self) -> Put:
         """Elements of fragments for variables; written out names before them."""
         places = {name: self._place_of(name) for name in self.held} | self.running
-        held = {name: ast.parse(place, mode="eval").body for name, place in places.items()}
-        return Put({**held, **self.written_out})
+        return Put({**places, **self.written_out})
 
     def _put(self, node: ast.expr) -> ast.expr:
         """The author's expression, with elements of fragments for variables."""

@@ -81,10 +81,9 @@ class Tiles(TileLoops):
 
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
-        self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
-        known = replace(self, sums=nests.declared(self.nest))
-        self.nest = in_order(self.nest, self.dtype_of, known.dtype, self.language)
-        if self.across and not self._go_across(128 if self.lanes == 32 else 64):
+        self.nest = in_variables(self.nest, self.language, self.fresh)
+        self.nest = in_order(self._declared())
+        if self.across and not self._go_across(128 if self.nest.lanes == 32 else 64):
             return None
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
         columns = False if self.totals else self._along_columns(loops)
@@ -93,7 +92,7 @@ class Tiles(TileLoops):
         chains = [nests.chain_of(s) for s in loops]
         if not all(self._is_end(chain, self.across) for chain in chains):
             return None
-        short = any(self._trips(chain) < self.lanes // 2 for chain in chains)
+        short = any(self._trips(chain) < self.nest.lanes // 2 for chain in chains)
         if short and not columns and not self.totals:
             return None  # a thread reads all of such a row at once
         if columns and max(map(self._trips, chains)) <= _SHORT:
@@ -138,7 +137,7 @@ class Tiles(TileLoops):
         parts = 1 if self.across else self._parts(loops, most)
         if parts == 1 and self._may_meet(loops):
             turns = max(self._turns(a, n or _VERY_LONG, min(tile[1], _TILE)) for a, _, n in found)
-            few = self.together // self._groups(columns, tile[0])
+            few = self.nest.together // self._groups(columns, tile[0])
             if (most := min(few, turns // _STEPS, _MOST_PARTS)) >= _LEAST_PARTS:
                 parts, self.meets = most, True
                 if tile[1] > _TILE:
@@ -167,7 +166,7 @@ class Tiles(TileLoops):
         """A tile of sums of products: about as many rows and columns as there are, and no more than
         a thread's registers hold with all that is folded; `shared`: by several blocks."""
         few = self._folded_at_once() < 2
-        large = self.lanes == 32 and not self.across  # warps of 64 have less shared memory
+        large = self.nest.lanes == 32 and not self.across  # warps of 64 have less shared memory
         many = shared or (self._iterations() or _HUGE) >= 128 * _BLOCKS
         outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
         inner = max(16, min(128 if large and few else 64, next_power_of_2(length)))
@@ -213,13 +212,12 @@ class Tiles(TileLoops):
         """The loops, which elements that iterations alone name stand before: each is for all of a
         row."""
         own = {*stored_names(*self.nest.body), *nests.stored_tensors(*self.nest.body)}
-        puts, made = dict[str, ast.expr](), list[ast.stmt]()
+        puts, made = dict[str, str](), list[ast.stmt]()
         for e in nests.elements_of(*loops):
             if own.isdisjoint(names_in(e)) and names_in(e.slice) & {*self.nest.indices}:
                 if (text := ast.unparse(e)) not in puts:
-                    puts[text] = ast.Name(name := self.fresh("own"), ast.Load())
-                    line = f"{name}: {nests.tensor_of(e)}.dtype = {text}"
-                    made += parsed(line, e)
+                    puts[text] = self.fresh("own")
+                    made += parsed(f"{puts[text]}: {nests.tensor_of(e)}.dtype = {text}", e)
         at = self.nest.body.index(loops[0])
         put = nests.Put(puts)
         body = [put.visit(copied(s)) if s in loops else s for s in self.nest.body]
@@ -228,7 +226,7 @@ class Tiles(TileLoops):
 
     def _iterations(self) -> int:
         """About how many there are; 0, very many."""
-        known = [self.known(e) for e in self.nest.extents]
+        known = [self.nest.known(e) for e in self.nest.extents]
         return prod(n or self.magnitude(e)[0] for n, e in zip(known, self.nest.extents))
 
     def _turns(self, around: Sequence[ast.For], size: int, inner: int) -> int:
@@ -238,7 +236,7 @@ class Tiles(TileLoops):
 
     def _trips(self, chain: Sequence[ast.For]) -> int:
         """Of all loops that go along a row or down a column; very many where that is not known."""
-        known = [self.known(self._extent(s)) for s in chain]
+        known = [self.nest.known(self._extent(s)) for s in chain]
         return prod(_HUGE if n is None else n for n in known)
 
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:
@@ -285,7 +283,8 @@ class Tiles(TileLoops):
         other threads of their block may have written them, behind which it meets."""
         found = [e for e in nests.elements_of(*self.nest.body) if nests.tensor_of(e) == tensor]
         texts = [[*map(ast.unparse, nests.indices_of(e))] for e in found]
-        several = (i for i, e in zip(self.nest.indices, self.nest.extents) if self.known(e) != 1)
+        extents = zip(self.nest.indices, self.nest.extents)
+        several = (i for i, e in extents if self.nest.known(e) != 1)
         for i in several:
             if not set.intersection(*({d for d, x in enumerate(t) if x == i} for t in texts)):
                 return False
@@ -304,7 +303,7 @@ class Tiles(TileLoops):
 
     def _may_meet(self, loops: Sequence[ast.For]) -> bool:
         """Whether blocks that share iterations may wait for one another behind each loop."""
-        known = replace(self, sums=nests.declared(self.nest))
+        known = self._declared()
         running = [s for s in loops if self._is_running(s)]
         if self.across or not all(known._is_cut(s) for s in running):
             return False
@@ -323,20 +322,24 @@ class Tiles(TileLoops):
     def _groups(self, alone: bool, outer: int) -> int:
         """How many blocks there are at most that share nothing; as good as all where nobody
         knows."""
-        if 0 in self.limits:
+        *others, last = map(self.nest.limit, self.nest.extents)
+        if 0 in (*others, last):
             return _HUGE
         if alone or self.totals:
-            return prod(self.limits[:-1]) * -(-self.limits[-1] // outer)
-        return -(-prod(self.limits) // outer)
+            return prod(others) * -(-last // outer)
+        return -(-prod([*others, last]) // outer)
+
+    def _declared(self) -> Tiles:
+        """This, as if all variables had been read."""
+        return replace(self, sums=nests.declared(self.nest))
 
     def _kind(self, s: ast.stmt) -> str:
         """How a statement of a loop folds, "" where it does not."""
-        found = replace(self, sums=nests.declared(self.nest))._fold(s)
+        found = self._declared()._fold(s)
         return "" if found is None else found[1]
 
     def _is_running(self, loop: ast.For) -> bool:
-        known = replace(self, sums=nests.declared(self.nest))
-        return bool(known._running(nests.chain_of(loop)))
+        return bool(self._declared()._running(nests.chain_of(loop)))
 
     def _store(self, statements: Sequence[ast.stmt]) -> bool:
         """Whether any of them writes an element: of blocks that share columns one alone may."""

@@ -114,17 +114,15 @@ class Tilings(Statements):
         sums = (replace(s, left=bare(s.left), right=bare(s.right)) for s in p.sums)
         return replace(p, sums=tuple(sums), more=tuple(map(self._without_bounds, p.more)))
 
-    def _tilings(self, p: Product, nest: nests.Nest, named: nests.Named) -> list[Tiling]:
+    def _tilings(self, p: Product, nest: nests.Nest) -> list[Tiling]:
         """That of each loop's product; none where T.gemm does not give what one of them does, or
         their tiles go along other rows and columns."""
-        found = [self._tiled(x, nest, named) for x in p.parts]
+        found = [self._tiled(x, nest) for x in p.parts]
         made = [t for t in found if t is not None]
         alike = len({(t.rows, t.columns) for t in made}) == 1
         return made if alike and len(made) == len(found) else []
 
-    def _tiled(
-        self, p: Product, nest: nests.Nest, named: nests.Named, column: str = ""
-    ) -> Tiling | None:
+    def _tiled(self, p: Product, nest: nests.Nest, column: str = "") -> Tiling | None:
         """The rows and the columns that tiles go along, and how operands come into these; None
         where T.gemm does not give what the loop does, or a grid does not count the others.
         `column`: the one to go along, beside one row."""
@@ -137,7 +135,7 @@ class Tilings(Statements):
             known = self._about(extents[index])[0] or LONG
             return known if known >= _MOST_BLOCKS else min(known, _FULL)
 
-        dtypes, inner = self._tile_dtypes(p, nest, named), p.inner[-1]
+        dtypes, inner = self._tile_dtypes(p, nest), p.inner[-1]
         if dtypes is None:
             return None
 
@@ -186,13 +184,11 @@ class Tilings(Statements):
         at, extent = o.where(inner[0]), self.expression(inner[1])
         return at is not None and o.is_along(inner[0]) and same_value(extent, buffer.shape[at])
 
-    def _tile_dtypes(
-        self, p: Product, nest: nests.Nest, named: nests.Named
-    ) -> dict[str, ast.expr | None] | None:
+    def _tile_dtypes(self, p: Product, nest: nests.Nest) -> dict[str, ast.expr | None] | None:
         """The dtypes of operands' tiles, None where an element's own; None where T.gemm does not
         give what is added up: operands cast to the dtype of the sum, two elements of one dtype, or
         what is computed in that of the sum."""
-        folds = Folds(nest, named, lambda e: None, 1, "", "", str, dtype_of=self._dtype_of)
+        folds = Folds(nest)
         made: dict[str, ast.expr | None] = {}
         for s in p.sums:
             total, both = self._dtype_of(s.dtype), (s.left, s.right)

@@ -12,7 +12,7 @@ from tilec.frontend.whole_loops.nests import Nest, Put, fresh_name, no_less, unr
 from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
-from tilec.support.syntax import copied, names_in, parsed, placed
+from tilec.support.syntax import copied, names_in, parsed
 
 Given = str | ast.expr | list[ast.stmt]
 
@@ -169,11 +169,10 @@ for rest in T.serial({count} % 4):
             return self._tile(name, o, begins)
         k_first = self._goes_down(o, line, k, tiled)
         at, step = self.own("at"), self.own("turn")
-        parts, puts = list[OperandTile](), dict[str, ast.expr]()
+        parts, puts = list[OperandTile](), dict[str, str]()
         for e in {e.text: e for e in o.elements() if e.text in tiled.parts}.values():
             parts.append(self._tile(self.own("part"), e, begins))
-            place = self._place(parts[-1], at, step)
-            puts[e.text] = ast.parse(place, mode="eval").body
+            puts[e.text] = self._place(parts[-1], at, step)
         value, dtype = self.put(Put(puts).visit(copied(o.value))), tiled.dtypes[o.text]
         if dtype is None:
             assert o.tensor is not None
@@ -300,28 +299,8 @@ class _Fill(ast.NodeTransformer):
         found = self.given.get(node.value.id) if isinstance(node.value, ast.Name) else None
         if not isinstance(found, list):
             return self.generic_visit(node)
-        return [self._own(s) for s in found] or [ast.copy_location(ast.Pass(), node)]
-
-    def _own(self, node: ast.AST) -> ast.AST:
-        """A copy of the author's syntax."""
-        if (
-            self.elements
-            and isinstance(node, ast.Name | ast.Subscript)
-            and (text := ast.unparse(node)) in self.elements
-        ):
-            made = ast.parse(self.elements[text], mode="eval").body
-            assert isinstance(made, ast.Subscript)
-            made.ctx = node.ctx
-            return placed(made, node)
-        fields = {
-            name: [self._own(x) if isinstance(x, ast.AST) else x for x in value]
-            if isinstance(value, list)
-            else self._own(value)
-            if isinstance(value, ast.AST)
-            else value
-            for name, value in ast.iter_fields(node)
-        }
-        return ast.copy_location(type(node)(**fields), node)
+        put = Put(self.elements)
+        return [put.visit(copied(s)) for s in found] or [ast.copy_location(ast.Pass(), node)]
 
 
 def indented(text: str, levels: int) -> str:

@@ -86,11 +86,29 @@ AND_OR = row(
 """Section "lop3". Arguments: a word, a mask, and bits to be set: `(word & mask) | bits`. Of the two
 operations, with constants, ptxas makes two instructions."""
 
+PERMUTE_BYTES = row(
+    "prmt", "mma", "prmt.b32 $0, $1, $2, $3;",
+    lambda m, low, high, chosen: (_permuted(low, high, chosen),),
+    "rrr", "r", memory=False, effects=False,
+)  # fmt: skip
+"""Section "prmt". Arguments: two words, whose bytes are numbered from the lowest of the first, and
+the numbers of those of the result, four bits each."""
+
 TANH = row(
     "tanh.approx", "mma", "tanh.approx.f32 $0, $1;",
     lambda m, value: (np.tanh(value),), "f", "f", memory=False, effects=False,
 )  # fmt: skip
 """Section "tanh": of a float32, with a relative error of about 2**-11."""
+
+
+def _permuted(low: Word, high: Word, chosen: Word) -> Word:
+    found: Word = low & np.uint32(0)
+    for n in range(4):
+        which = chosen >> np.uint32(4 * n) & np.uint32(7)
+        word = np.where(which < 4, low, high)
+        byte = word >> (which & np.uint32(3)) * np.uint32(8) & np.uint32(0xFF)
+        found = found | byte << np.uint32(8 * n)
+    return found
 
 
 def _unknown(kind: str, bits: int) -> Instruction:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import fit, reshaping
-from tilec.ir.layout.normal import OWNERS, Digit, is_inside, normal_form
+from tilec.ir.layout.normal import OWNERS, Digit, is_inside, normal_form, packed
 from tilec.ir.layout.terms import Term, forward_terms, inverse_terms, weighted
 
 __all__ = ["Layout"]
@@ -153,10 +153,7 @@ class Layout:
             for d, _ in self._weighted[owner]:
                 n = np.arange(d.radix, dtype=np.int32)[:, None]
                 if is_inside(d, self.atom):
-                    step, at = 0, 0
-                    for s, w in zip(d.step, widths):
-                        step |= s << at
-                        at += w
+                    step = packed(d.step, widths)
                     add, bits = np.tile(add, 2), (bits ^ n * np.int32(step)).ravel()
                 else:
                     step = sum(s * t for s, t in zip(d.step, self._strides))
@@ -171,11 +168,11 @@ class Layout:
     @functools.cached_property
     def _atom_flat(self) -> Ints:
         """Row-major number of the element at each packed atom coordinate."""
-        packed: Ints = np.arange(prod(self.atom), dtype=np.int32)
-        out: Ints = np.zeros_like(packed)
+        at: Ints = np.arange(prod(self.atom), dtype=np.int32)
+        out: Ints = np.zeros_like(at)
         for a, stride in zip(self.atom, self._strides):
-            out += packed % np.int32(a) * np.int32(stride)
-            packed //= np.int32(a)
+            out += at % np.int32(a) * np.int32(stride)
+            at //= np.int32(a)
         return out
 
     def table(self, *owners: str) -> Ints:
@@ -364,12 +361,12 @@ class Layout:
             if digits:
                 parts.append(f"{owner} {' '.join(digits)}")
         if any(a > 1 for a in self.atom):
-            parts.append(f"atom {_dims(self.atom)}")
+            parts.append(f"atom {dims_text(self.atom)}")
         if self.pad is not None:
             parts.append(f"pad {self.pad[0]}+{self.pad[1]}")
         if self.align != 16:
             parts.append(f"align {self.align}")
-        return f"{_dims(self.shape)}[{', '.join(parts)}]"
+        return f"{dims_text(self.shape)}[{', '.join(parts)}]"
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -431,7 +428,8 @@ def _constant(layout: Layout, _arguments: str) -> Layout:
     return layout
 
 
-def _dims(extents: tuple[int, ...]) -> str:
+def dims_text(extents: tuple[int, ...]) -> str:
+    """`64x32`, `()` for no dimension."""
     return "x".join(map(str, extents)) or "()"
 
 

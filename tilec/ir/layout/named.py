@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout.core import Layout, name_constants, named, parse_dims
+from tilec.ir.layout.core import Layout, dims_text, name_constants, named, parse_dims
 from tilec.ir.layout.normal import Digit
 
 __all__ = [
@@ -102,7 +102,7 @@ def _dense(shape: tuple[int, ...], owner: str) -> list[Digit]:
 
 @named("row_major", lambda text: row_major(parse_dims(text)))
 def _row_major_text(layout: Layout) -> str | None:
-    return f"row_major({_dims(layout)})" if layout == row_major(layout.shape) else None
+    return f"row_major({dims_text(layout.shape)})" if layout == row_major(layout.shape) else None
 
 
 def _of_numbers(make: Callable[..., Layout], count: int) -> Callable[[str], Layout]:
@@ -121,13 +121,13 @@ def _of_numbers(make: Callable[..., Layout], count: int) -> Callable[[str], Layo
 def _padded_text(layout: Layout) -> str | None:
     if layout.pad is None or layout != padded(layout.shape, *layout.pad):
         return None
-    return f"padded({_dims(layout)}, {layout.pad[0]}, {layout.pad[1]})"
+    return f"padded({dims_text(layout.shape)}, {layout.pad[0]}, {layout.pad[1]})"
 
 
 @named("swizzled", _of_numbers(swizzled, 2))
 def _swizzled_text(layout: Layout) -> str | None:
     found = swizzle_of(layout)
-    return f"swizzled({_dims(layout)}, {found[0]}, {found[1]})" if found else None
+    return f"swizzled({dims_text(layout.shape)}, {found[0]}, {found[1]})" if found else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -144,10 +144,6 @@ def swizzle_of(layout: Layout) -> tuple[int, int] | None:
         except LayoutError:
             continue
     return None
-
-
-def _dims(layout: Layout) -> str:
-    return "x".join(map(str, layout.shape)) or "()"
 
 
 # --- registers ---
@@ -193,7 +189,7 @@ def _blocked_text(layout: Layout) -> str | None:
         return None
     for vector in (1, 2, 4, 8, 16):
         if layout == blocked(layout.shape, lanes, warps, vector):
-            return f"blocked({_dims(layout)}, {lanes}, {warps}, {vector})"
+            return f"blocked({dims_text(layout.shape)}, {lanes}, {warps}, {vector})"
     return None
 
 

@@ -129,7 +129,7 @@ def _check_onto(shape: tuple[int, ...], digits: list[Digit], atom: tuple[int, ..
         if d.replicates:
             continue
         if is_inside(d, atom):
-            basis.append(_pack(d.step, width))
+            basis.append(packed(d.step, width))
             continue
         dims = [i for i, s in enumerate(d.step) if s]
         if len(dims) != 1:
@@ -155,12 +155,13 @@ def _check_onto(shape: tuple[int, ...], digits: list[Digit], atom: tuple[int, ..
             )
 
 
-def _pack(step: tuple[int, ...], width: list[int]) -> int:
-    packed, at = 0, 0
+def packed(step: tuple[int, ...], width: list[int]) -> int:
+    """A step inside of an atom, whose dimensions have so many bits, as one number."""
+    found, at = 0, 0
     for s, w in zip(step, width):
-        packed |= s << at
+        found |= s << at
         at += w
-    return packed
+    return found
 
 
 def set_bits(value: int) -> Iterator[int]:

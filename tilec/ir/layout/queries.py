@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout.core import Ints, Layout
@@ -19,9 +20,9 @@ from tilec.ir.layout.exchange import Bit, bits_of, exchange
 from tilec.ir.layout.normal import Digit
 
 __all__ = [
-    "vector_width", "has_runs", "leading_run", "rows_at_once", "bank_conflicts", "bank_passes",
-    "Conversion",
-    "conversion", "MatrixAccess", "matrix_rows", "matrix_access", "ldmatrix_ok", "stmatrix_ok",
+    "vector_width", "has_runs", "leading_run", "rows_behind", "rows_at_once", "bank_conflicts",
+    "bank_passes", "Conversion", "conversion", "MatrixAccess", "matrix_rows", "matrix_access",
+    "ldmatrix_ok", "stmatrix_ok",
 ]  # fmt: skip
 
 BANKS = 32
@@ -68,11 +69,7 @@ def _consecutive(at: Ints, width: int) -> bool:
 def has_runs(memory: Layout, count: int) -> bool:
     """Whether every `count` elements of the last dimension, from a multiple of `count` on, lie at
     consecutive offsets, of which the first is a multiple of `count`."""
-    if memory.shape[-1] % count:
-        return False
-    groups = memory.offsets().reshape(-1, count)
-    first = groups[:, :1]
-    return bool((first % count == 0).all() and (groups - first == np.arange(count)).all())
+    return memory.shape[-1] % count == 0 and _consecutive(memory.offsets().reshape(-1, 1, 1), count)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,6 +94,24 @@ def leading_run(layout: Layout) -> tuple[int, int]:
     while run > 1 and any(d.step[dim] % run for d in rest):
         run //= 2
     return (dim, run) if run > 1 else (-1, 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def rows_behind(layout: Layout) -> tuple[int, int]:
+    """(dimension, length): how many rows that follow one another along another dimension a thread
+    has behind the neighbours of `leading_run`, from a multiple of their number on. (-1, 1) if it
+    has none."""
+    dim, run = leading_run(layout)
+    step, count = next((d.step, d.radix) for d, w in (*layout.of("reg"), _NONE) if w >= run)
+    row = next((i for i, s in enumerate(step) if s), -1)
+    rest = [d.step[row] for d in layout.digits if d.step != step]
+    if row in (-1, dim) or sum(step) != 1 or count & (count - 1) or any(s % count for s in rest):
+        return -1, 1
+    return row, count
+
+
+_NONE = Digit("reg", 1, ()), 1 << 31
+"""What comes behind a thread's registers, with its weight."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -129,20 +144,32 @@ def bank_passes(at: Ints, bits: int) -> int:
 
 
 def _times(at: Ints, bits: int, vector: int) -> int:
-    at = at[::vector].astype(np.int64)
-    size = max(vector * bits // 8, 1)
-    together = min(at.shape[1], BANKS, max(PHASE_BYTES // size, 1))
-    if at.shape[1] % together:
-        together = at.shape[1]
-    phases = at.transpose(0, 2, 1).reshape(-1, together) * bits // 8
-    words = phases[:, :, None] // BANK_BYTES + np.arange(-(-size // BANK_BYTES))
-    words = np.sort(words.reshape(len(words), -1), axis=1)
-    fresh = np.ones(words.shape, bool)
-    fresh[:, 1:] = words[:, 1:] != words[:, :-1]
-    counts = np.zeros((len(words), BANKS), np.int64)
-    rows = np.broadcast_to(np.arange(len(words))[:, None], words.shape)
-    np.add.at(counts, (rows[fresh], words[fresh] % BANKS), 1)
-    return int(counts.max())
+    places = at[::vector].transpose(0, 2, 1).reshape(-1, at.shape[1]).astype(np.int64)
+    return int(wavefronts(places * bits // 8, max(vector * bits // 8, 1)).max())
+
+
+def wavefronts(rows: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """How many times the banks are gone over for each group of lanes that are served together:
+    `rows` are the addresses, in bytes, of an access by a warp each (below 0: of a lane that makes
+    none), of `size` bytes in each lane."""
+    together = min(rows.shape[1], BANKS, max(PHASE_BYTES // size, 1))
+    if rows.shape[1] % together:
+        together = rows.shape[1]
+    groups = rows.reshape(-1, together, 1)
+    groups = groups[np.any(groups >= 0, axis=(1, 2))]
+    words = np.where(groups >= 0, groups // BANK_BYTES + np.arange(-(-size // BANK_BYTES)), -1)
+    words = np.sort(words.reshape(len(groups), -1), axis=1)
+    banks = words % BANKS + np.arange(len(words))[:, None] * BANKS
+    count = np.bincount(banks[first_of_each(words)], minlength=len(words) * BANKS)
+    most: NDArray[np.int64] = count.reshape(-1, BANKS).max(axis=1)
+    return most
+
+
+def first_of_each(rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """In sorted rows the first of equal numbers; none of those below 0."""
+    new = rows >= 0
+    new[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+    return new
 
 
 # --- conversion ---

@@ -13,7 +13,7 @@ from tilec.ir.types import BOOL, INT32, UINT32, DType, Type, VectorType, scalar_
 
 __all__ = [
     "Const", "constants", "Binary", "Unary", "Fma", "Compare", "Select", "Cast", "Bitcast",
-    "BlockIndex", "GridSize", "ThreadIndex", "DIVISIONS", "NEGATED",
+    "BlockIndex", "GridSize", "ThreadIndex", "DIVISIONS", "MIRRORED", "NEGATED",
 ]  # fmt: skip
 
 DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")  # of integers
@@ -32,6 +32,7 @@ UNARY_KINDS = (
     *semantics.OF_BITS,
 )  # fmt: skip
 COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
+MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 

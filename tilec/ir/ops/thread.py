@@ -21,7 +21,7 @@ __all__ = [
     "Lane", "Warp", "Lookup", "RegRead", "RegWrite", "Extract", "Pack", "ShuffleXor", "Shuffle",
     "WarpMma", "LoadMatrices", "LdmatrixValues", "CheckIndex", "MemLoad", "Misaligned", "Realign",
     "MemStore", "CountUp", "CpAsync", "Ldmatrix",
-    "Stmatrix", "Mma", "Wgmma", "TmaLoad", "TmaStore", "PrefetchMap", "AndOr",
+    "Stmatrix", "Mma", "Wgmma", "TmaLoad", "TmaStore", "PrefetchMap", "AndOr", "PermuteBytes",
 ]  # fmt: skip
 
 
@@ -93,6 +93,27 @@ class AndOr(Op):
 
     def evaluate(self, value: Array) -> Array:
         return value & np.uint32(self.mask) | np.uint32(self.bits)
+
+
+@op("permute_bytes", pure=True, result="low")
+class PermuteBytes(Op):
+    """A u32 of four bytes of two: number 0 is the lowest of `low`, 7 the highest of `high`."""
+
+    low: Value
+    high: Value
+    bytes: tuple[int, ...]
+
+    def verify(self) -> None:
+        if {self.low.type, self.high.type} != {scalar_type(UINT32)}:
+            raise InternalError(f"bytes of {self.low.type} and {self.high.type}", self.loc)
+        if len(self.bytes) != 4 or not set(self.bytes) <= {*range(8)}:
+            raise InternalError(f"{self.bytes} are no four bytes of two words", self.loc)
+
+    def evaluate(self, low: Array, high: Array) -> Array:
+        both = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+        parts = [(both >> np.uint64(8 * n) & np.uint64(0xFF)) for n in self.bytes]
+        word = sum(part << np.uint64(8 * n) for n, part in enumerate(parts))
+        return np.asarray(word).astype(np.uint32)
 
 
 @op("shuffle_xor", effects=ORDER, result="value")

@@ -17,13 +17,15 @@ from tilec.ir.uniformity import Level, Uniformity
 class Access:
     """One load or store in a parallel loop. `runs`: for each index of the buffer the loop dimension
     it is, in the buffer's order, or several whose row-major number it is; constant zeros (of
-    extent-1 dimensions) are left out. `dims`: those of all of them."""
+    extent-1 dimensions) are left out. `dims`: those of all of them. `every`: the same, of whatever
+    buffer."""
 
     op: Op
     buffer: Value
     write: bool
     runs: tuple[tuple[int, ...], ...]
     indices: tuple[Value, ...]
+    every: tuple[tuple[int, ...], ...]
 
     @functools.cached_property
     def dims(self) -> tuple[int, ...]:
@@ -47,7 +49,6 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
     """Every load and store in the loop, with `runs` only where all indices are loop indices, or
     their numbers (of powers of two, in fragments)."""
     made: set[Value] = set(p.body.args)
-    zeros: set[Value] = set()
     found: list[Access] = []
     runs: dict[Value, tuple[int, ...]] = {a: (i,) for i, a in enumerate(p.body.args)}
     numbers: dict[Value, object] = {}
@@ -70,8 +71,6 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
 
     for o in walk(p.body):
         note(o)
-        if isinstance(o, ops.Const) and o.value == 0:
-            zeros.add(o.result)
         made.update(o.results)
         if isinstance(o, ops.ElementAccess):
             buffer = o.buffer
@@ -79,15 +78,14 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
             kept = [
                 v
                 for v, e in zip(o.indices, shape)
-                if not (e == 1 and (v in zeros or v not in made))
+                if not (e == 1 and (numbers.get(v) == 0 or v not in made))
             ]
             mine = tuple(runs.get(v, ()) for v in kept)
             dims = [d for run in mine for d in run]
+            every = mine if all(mine) and len({*dims}) == len(dims) else ()
             several = buffer.space == "fragment" or all(len(run) == 1 for run in mine)
-            plain = all(mine) and len({*dims}) == len(dims) and several
-            found.append(
-                Access(o, buffer, isinstance(o, ops.Store), mine if plain else (), o.indices)
-            )
+            own = every if several else ()
+            found.append(Access(o, buffer, isinstance(o, ops.Store), own, o.indices, every))
     return tuple(found)
 
 
@@ -119,7 +117,8 @@ def covered(p: ops.Parallel) -> set[Value]:
         for a in parallel_accesses(p)
         if a.write
         and a.op in p.body.ops
-        and tuple(p.extents[d] for d in a.dims) == tuple(e for e in a.buffer.buffer.shape if e != 1)
+        and tuple(prod(p.extents[d] for d in run) for run in a.every)
+        == tuple(e for e in a.buffer.buffer.shape if e != 1)
     }
 
 

@@ -21,6 +21,7 @@ from tilec.ir.effects import buffers_read, buffers_written
 from tilec.ir.fold import Number, fold
 from tilec.ir.layout import Layout, bank_passes, row_major, swizzled
 from tilec.ir.layout.queries import BANK_BYTES, BANKS
+from tilec.ir.neighbours import run_of
 from tilec.ir.types import BufferType, named_strides
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.gemm_layouts import SWIZZLES
@@ -118,6 +119,25 @@ class Coalescing:
                 if 0 < step * t.dtype.bits < 8 * BANKS * BANK_BYTES:
                     rows.append(Row(step * t.dtype.bits, 128 // t.dtype.bits if step == 1 else 1))
         return rows if any(r.width == 1 for r in rows) else []
+
+    def rows_alike(self, p: ops.Parallel, dim: int) -> tuple[int, int]:
+        """(dimension, rows): how many rows of a loop whose lanes run along `dim` read the same in
+        memory, as those of `words[i // 8, j]` do, whose eight fields are elements of a column. (-1,
+        1) if none do."""
+        facts, args = self.known.facts, p.body.args
+        best = -1, 1
+        for a in parallel_accesses(p):
+            if not isinstance(a.op, ops.Load) or a.buffer.space not in ("global", "shared"):
+                continue
+            if facts.slope(a.indices[-1], args[dim]) != 1:
+                continue
+            for run in (run_of(facts, v, args) for v in a.indices[:-1]):
+                if run is None or run.along in (None, args[dim]) or run.per & (run.per - 1):
+                    continue
+                row = args.index(run.along)
+                if p.extents[row] % run.per == 0:
+                    best = max(best, (row, run.per), key=lambda found: found[1])
+        return best
 
     def usual_step(self, p: ops.Parallel, o: ops.ElementAccess, dim: int) -> int | None:
         """How many elements of a tensor most neighbours along a dimension of a loop are apart; None

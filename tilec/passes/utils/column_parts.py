@@ -36,7 +36,7 @@ class ColumnPart:
         return made.ops
 
     def _emit(self, b: Builder, o: Op) -> None:
-        if not self._touches(o):
+        if self.own.keys().isdisjoint(o.uses):
             b.ops.append(o)
             return
         match o:
@@ -56,11 +56,6 @@ class ColumnPart:
                 b.ops.append(replace(o, then=self._block(o.then), orelse=self._block(o.orelse)))
             case _:
                 raise self.refuse(o, "it cannot be done for a part of the columns")
-
-    def _touches(self, o: Op) -> bool:
-        if any(v in self.own for v in o.operands):
-            return True
-        return any(self._touches(x) for region in o.regions for x in region.ops)
 
     def _block(self, block: Block) -> Block:
         b = Builder()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Op, Value, altered, walk
 from tilec.ir.effects import buffers_read
 from tilec.ir.errors import InternalError
-from tilec.ir.ops import Alloc, For, If, Parallel, While, Yield
+from tilec.ir.ops import Alloc, For, If, Parallel, While, Yield, handed_on
 
 
 def sweep(func: Func) -> Func:
@@ -82,21 +82,11 @@ class _Sweep:
         wanted = {n for n, r in enumerate(o.results) if r in self.live}
         while True:
             done = keep_results(o, sorted(wanted)).with_regions(self.block, backwards=True)
-            asked = {n for n, args in enumerate(_carried(o)) if not self.live.isdisjoint(args)}
+            slots = enumerate(handed_on(o))
+            asked = {n for n, (_, (*args, _)) in slots if not self.live.isdisjoint(args)}
             if asked <= wanted:
                 return done
             wanted |= asked
-
-
-def _carried(o: Op) -> list[tuple[Value, ...]]:
-    """The block arguments that hold each carried value."""
-    match o:
-        case For():
-            return [(arg,) for arg in o.body.args[1:]]
-        case While():
-            return list(zip(o.cond.args, o.body.args))
-        case _:
-            return []
 
 
 def keep_results(o: Op, keep: Sequence[int]) -> Op:
@@ -109,21 +99,17 @@ def keep_results(o: Op, keep: Sequence[int]) -> Op:
     def pick(values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(values[n] for n in keep)
 
-    def cut(block: Block, extra: int) -> Block:
-        args = (*block.args[:extra], *pick(block.args[extra:])) if block.args else ()
+    def cut(block: Block) -> Block:
+        own = len(block.args) - len(o.results)  # a loop's index
+        args = (*block.args[:own], *pick(block.args[own:])) if block.args else ()
         last = block.ops[-1]
         assert isinstance(last, Yield)
-        return Block(args, (*block.ops[:-1], replace(last, values=pick(last.values))))
+        if not (isinstance(o, While) and block is o.cond):
+            last = replace(last, values=pick(last.values))
+        return Block(args, (*block.ops[:-1], last))
 
-    results = pick(o.results)
-    match o:
-        case If():
-            then, orelse = cut(o.then, 0), cut(o.orelse, 0)
-            return replace(o, then=then, orelse=orelse, types=pick(o.types), results=results)
-        case For():
-            return replace(o, inits=pick(o.inits), body=cut(o.body, 1), results=results)
-        case While():
-            cond = replace(o.cond, args=pick(o.cond.args))
-            return replace(o, inits=pick(o.inits), cond=cond, body=cut(o.body, 0), results=results)
-        case _:
-            raise InternalError(f"{o.opname} carries no values", o.loc)
+    if not isinstance(o, If | For | While):
+        raise InternalError(f"{o.opname} carries no values", o.loc)
+    carried = "types" if isinstance(o, If) else "inits"
+    changed: dict[str, Any] = {carried: pick(getattr(o, carried))}
+    return altered(o.with_regions(cut), results=pick(o.results), **changed)

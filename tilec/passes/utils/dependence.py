@@ -8,12 +8,13 @@ The ranges are drawn from the ops' effects alone (`Op.effects`)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
-from tilec.ir.core import Block, Effect, Op, Value
+from tilec.ir.core import Block, Effect, Op, Value, walk
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.ops import For, If, Parallel, Scope, While
 from tilec.passes.utils.accesses import covered
@@ -47,6 +48,15 @@ class LiveRange:
         """Where the first and the last reader stand; None without any."""
         return (self.readers[0], self.readers[-1]) if self.readers else None
 
+    @property
+    def around(self) -> list[Op]:
+        """The ops that `fill` stands in, outer ones first."""
+        return [block.ops[i] for block, i in self.path[:-1]]
+
+    def is_behind(self, others: Container[Op | None]) -> bool:
+        """Whether `fill` stands behind one of these ops."""
+        return any(x in others for block, i in self.path for o in block.ops[:i] for x in walk(o))
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Unclear:
@@ -63,7 +73,7 @@ def live_ranges(
     or the first op that keeps it from having such. Where only some ops begin ranges, what threads
     write besides changes what is in them."""
     accesses: dict[Value, _Accesses] = {}
-    for path, o, e in _accesses(body, buffers, ()):
+    for path, o, e in _accesses(body, buffers):
         assert e.buffer is not None
         changes = begins is not None and not begins(o) and e.engine == "threads"
         accesses.setdefault(e.buffer, _Accesses()).add(path, o, e, changes)
@@ -75,14 +85,8 @@ def exposed(
 ) -> Effect | None:
     """The first read of what was in one of the `buffers` before `body`, or may have been: not all
     of it has certainly been overwritten. `numbers`: values that are known."""
-    filled: dict[Op, Collection[Value]] = {}
-
-    def fills(o: Op) -> Collection[Value]:
-        if o not in filled:
-            filled[o] = filled_by(o, numbers)
-        return filled[o]
-
-    for path, _, e in _accesses(body, buffers, ()):
+    fills = functools.cache(functools.partial(filled_by, numbers=numbers))
+    for path, _, e in _accesses(body, buffers):
         before = (o for block, i in path for o in block.ops[:i])
         if e.reads and not any(e.buffer in fills(o) for o in before):
             return e
@@ -107,14 +111,18 @@ def runs(o: For, numbers: Mapping[Value, object]) -> bool:
     return bool(o.indices(numbers.get))
 
 
-def _accesses(
-    block: Block, buffers: Container[Value], around: Path
-) -> Iterator[tuple[Path, Op, Effect]]:
-    """Every read and write of one of the `buffers`."""
+def paths(block: Block, around: Path = ()) -> Iterator[tuple[Path, Op]]:
+    """As `walk`, each op with the way that leads to it."""
     for i, o in enumerate(block.ops):
         path = (*around, (block, i))
-        for name in o.region_fields:
-            yield from _accesses(getattr(o, name), buffers, path)
+        yield path, o
+        for region in o.regions:
+            yield from paths(region, path)
+
+
+def _accesses(body: Block, buffers: Container[Value]) -> Iterator[tuple[Path, Op, Effect]]:
+    """Every read and write of one of the `buffers`."""
+    for path, o in paths(body):
         for e in () if o.pure or o.region_fields else o.effects():
             if e.buffer in buffers and (e.reads or e.writes):
                 yield path, o, e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log2, prod
 
 from tilec.ir.layout import Digit, Layout, blocked, leading_run
@@ -55,6 +56,22 @@ def along_rows(extents: tuple[int, ...], warp_size: int, warps: int, vector: int
         Digit("reg", tall, (warps, 0)),
     )
     return Layout((tall * warps, count * wide), owners)
+
+
+def with_rows(layout: Layout, dim: int, count: int) -> Layout:
+    """A layout of `count` times as many rows along `dim`: a thread has so many that follow one
+    another, behind its neighbours, for each that it has in `layout`."""
+    _, run = leading_run(layout)
+    shape = tuple(e * count if d == dim else e for d, e in enumerate(layout.shape))
+    owners: list[Digit] = []
+    held, rows = 1, Digit("reg", count, tuple(int(d == dim) for d in range(layout.rank)))
+    for digit in layout.digits:
+        if digit.owner == "reg" and held == run:
+            owners.append(rows)
+        held *= digit.radix if digit.owner == "reg" else 1
+        step = (s * count if d == dim else s for d, s in enumerate(digit.step))
+        owners.append(replace(digit, step=tuple(step)))
+    return Layout(shape, (*owners, *([rows] if held == run else [])))
 
 
 def _power_of_two(n: int) -> int:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.core import Op, Value
 from tilec.ir.fold import Number, fold
-from tilec.ir.ops import NEGATED, Binary, Cast, Compare, Select, Unary
+from tilec.ir.ops import MIRRORED, NEGATED, Binary, Cast, Compare, Select, Unary
 from tilec.ir.semantics import wrap
 from tilec.ir.types import DType, ScalarType
 
 COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "min", "max"})
-_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 _FLOAT_DIGITS = {
     **{"f16": (11, 5), "bf16": (8, 8), "f32": (24, 8), "f64": (53, 11)},
     **{"e4m3": (4, 4), "e5m2": (3, 5)},
@@ -151,7 +150,7 @@ def _compare(o: Compare, env: Env) -> Value | Op | None:
     if o.lhs is o.rhs and not o.lhs.dtype.is_float:
         return env.constant(int(o.kind in ("eq", "le", "ge")), o.results[0].dtype)
     if env.known(o.lhs) is not None and env.known(o.rhs) is None:
-        return replace(o, kind=_MIRRORED[o.kind], lhs=o.rhs, rhs=o.lhs)
+        return replace(o, kind=MIRRORED[o.kind], lhs=o.rhs, rhs=o.lhs)
     return None
 
 

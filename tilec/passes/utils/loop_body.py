@@ -11,7 +11,7 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Op, Substitution, Value
 from tilec.ir.errors import InternalError
-from tilec.ir.layout import leading_run
+from tilec.ir.layout import leading_run, rows_behind
 from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import narrow, shared_offset
@@ -50,6 +50,7 @@ class LoopBody:
         self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
         self.along = arg
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
+        self.row, self.rows = rows_behind(loop.layout) if loop and loop.layout else (-1, 1)
         block = loop.body if loop else past
         self.masked = masked_loads(block.ops, known) if block else {}
         copies = block if loop is None or loop.engine == "cp_async" else None
@@ -91,30 +92,38 @@ class LoopBody:
                         self.b.ops += done
 
     def _pure(self, o: Op, envs: list[Substitution]) -> None:
-        step = self._step(o) if len(envs) > 1 else None
+        several = len(envs) > 1
+        step = self._step(o, self._arg, self.width) if several else None
+        down = self._step(o, self._row, self.rows) if self._rows_together(envs) else None
         made_of: dict[tuple[Value, ...], Substitution] = {}
         for e, env in enumerate(envs):
             alike = made_of.setdefault(tuple(env.get(v, v) for v in o.operands), env)
+            row, more = divmod(e, self.width)
             if alike is not env:
                 for r in o.results:
                     env[r] = alike[r]
-            elif step is not None and (more := e % self.width):
-                made = envs[e - more][o.result]
-                if step:
-                    made = self.b.binary("add", made, step * more)
-                env[o.result] = made
+            elif down is not None and row:
+                env[o.result] = self._further(envs[more][o.result], down * row)
+            elif step is not None and more:
+                env[o.result] = self._further(envs[e - more][o.result], step * more)
             else:
                 self.b.ops.append(o.clone(env))
 
-    def _step(self, o: Op) -> int | None:
+    def _further(self, made: Value, by: int) -> Value:
+        return self.b.binary("add", made, by) if by else made
+
+    def _rows_together(self, envs: list[Substitution]) -> bool:
+        """Whether these are all rows that a thread has one after the other."""
+        return self.rows > 1 and len(envs) == self.rows * self.width
+
+    def _step(self, o: Op, arg: Value | None, width: int) -> int | None:
         """How much what `o` makes grows from neighbour to neighbour, where that is known and saves
         a division, or lets a condition be asked for once."""
-        arg = self._arg
-        if self.width == 1 or arg is None or not isinstance(o, ops.Binary | ops.Compare):
+        if width == 1 or arg is None or not isinstance(o, ops.Binary | ops.Compare):
             return None
         if isinstance(o, ops.Binary) and o.kind not in ops.DIVISIONS:
             return None
-        found = self.known.neighbours(arg, self.width).step(o.result)
+        found = self.known.neighbours(arg, width).step(o.result)
         return None if found is None else found.by
 
     def _together(self, o: Op, envs: list[Substitution]) -> list[list[Substitution]]:
@@ -135,6 +144,11 @@ class LoopBody:
         if self.loop is None or self.dim < 0:
             return self.along
         return self.loop.body.args[self.dim]
+
+    @property
+    def _row(self) -> Value | None:
+        """The index of the loop along which rows follow one another in a thread."""
+        return self.loop.body.args[self.row] if self.loop and self.row >= 0 else None
 
     def _whole(self, o: ops.If, envs: list[Substitution], first: int) -> None:
         """A condition that holds for all neighbours if it does for the outer two: they take the
@@ -236,14 +250,14 @@ class LoopBody:
         known = together or self.known.memory(o, arg, limit)
         width, per = known.width * known.per, known.per
         apart = arg is not None and width == 1 and self.known.stride(o, arg) > 1
-        loaded: dict[tuple[Value, ...], Substitution] = {}
+        loaded: dict[tuple[Value, ...], list[Substitution]] = {}
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
-            if isinstance(o, ops.Load) and o not in self.past and width == 1:
-                (env,) = group
-                alike = loaded.setdefault(self._of_each(o.indices, group), env)
-                if alike is not env:  # several elements read one
-                    env[o.result] = alike[o.result]
+            if isinstance(o, ops.Load) and o not in self.past:
+                alike = loaded.setdefault(self._of_each(o.indices, group), group)
+                if alike is not group:  # several elements read one
+                    for env, other in zip(group, alike):
+                        env[o.result] = other[o.result]
                     continue
             if apart and arg is not None:
                 found = self.known.aligned(o, arg, self.width, start % self.width)

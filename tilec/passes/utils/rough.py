@@ -13,12 +13,10 @@ from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import buffers_read, effects_in
 from tilec.ir.types import DType
-from tilec.passes.utils.dependence import filled_by
+from tilec.passes.utils.dependence import filled_by, paths
 
 LONG_SUM = 64  # terms
 _KEPT = ("mul", "div")  # a result is as exact, relatively, as both operands
-
-_Path = tuple[tuple[Block, int], ...]  # the blocks around an op, and where it is there
 
 
 class Rough:
@@ -26,19 +24,9 @@ class Rough:
 
     def __init__(self, func: Func) -> None:
         self.users = func.body.users
-        self.places: dict[Op, _Path] = {}
-        self.around: dict[Op, ops.Parallel] = {}
-        self._place(func.body, ())
+        self.places = {o: path for path, o in paths(func.body)}
+        self.around = {x: p for p in func.body.every(ops.Parallel) for x in walk(p.body)}
         self.asked: set[Value | tuple[Op, Value]] = set()
-
-    def _place(self, block: Block, path: _Path) -> None:
-        for i, o in enumerate(block.ops):
-            self.places[o] = (*path, (block, i))
-            if isinstance(o, ops.Parallel):
-                self.around.update((x, o) for x in walk(o.body))
-            else:
-                for region in o.regions:
-                    self._place(region, self.places[o])
 
     def is_rough(self, v: Value) -> bool:
         """Whether nobody sees the last bits of `v`."""

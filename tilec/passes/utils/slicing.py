@@ -11,6 +11,7 @@ from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Alloc, For, If, While, Yield, decides, handed_on, yielded
 from tilec.ir.types import BufferType
 from tilec.passes.utils.dce import keep_results
+from tilec.passes.utils.dependence import paths
 
 
 class NotClonable(Exception):
@@ -33,24 +34,12 @@ class Slice:
             self.defs.update(dict.fromkeys(o.results, o))
             for i, (_, holders) in enumerate(handed_on(o)):
                 self.flow.update(dict.fromkeys(holders, (o, i)))
-        self._mark_around(block)
-
-    def _mark_around(self, block: Block) -> bool:
-        """Mark the control flow that leads to kept ops, and need what it depends on."""
-        any_kept = False
-        for o in block.ops:
-            inside = [self._mark_around(region) for region in o.regions]
+        for path, o in paths(block):
             if o in self.keep:
-                any_kept = True
-                for v in _used(o):
+                self.kept_blocks.update(inner for inner, _ in path)
+                around = (inner.ops[i] for inner, i in path[:-1])
+                for v in (*(v for x in around for v in decides(x)), *_used(o)):
                     self.need(v)
-            elif any(inside):
-                any_kept = True
-                for v in decides(o):
-                    self.need(v)
-        if any_kept:
-            self.kept_blocks.add(block)
-        return any_kept
 
     def need(self, v: Value) -> None:
         """Everything that `v` is computed from is needed."""

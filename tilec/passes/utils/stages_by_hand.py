@@ -27,11 +27,11 @@ import numpy as np
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Value, walk, with_boxes
+from tilec.ir.core import Func, Op, Region, Value, walk, with_boxes
 from tilec.ir.effects import effects_in
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.building import with_types
-from tilec.passes.utils.dependence import once
+from tilec.passes.utils.dependence import once, paths
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.target import Target
 
@@ -144,7 +144,7 @@ class _Staged:
                 return False
             if v in self.tiles and e.kind == "update":
                 return False
-        return self._read_when_full(self.loop.body, full, frozenset())
+        return self._read_when_full(full)
 
     def _filled(self, tile: Value) -> Iterator[Slot]:
         """The barriers that count the bytes of a tile; none where something else writes it."""
@@ -158,20 +158,13 @@ class _Staged:
                 if slot is not None:
                     yield o.barrier, slot
 
-    def _read_when_full(
-        self, block: Block, full: dict[Value, set[Slot]], waited: frozenset[Slot]
-    ) -> bool:
-        """Whether who reads a tile has waited, `waited` included, for what fills it."""
-        for o in block.ops:
-            if isinstance(o, ops.MbarrierWait) and self.late[o] == 0:
-                slot = self._number(o.stage)
-                assert slot is not None
-                waited |= {(o.barrier, slot)}
-            if o.region_fields:
-                if not all(self._read_when_full(b, full, waited) for b in o.regions):
-                    return False
-                continue
-            for e in () if o.pure else o.effects():
+    def _read_when_full(self, full: dict[Value, set[Slot]]) -> bool:
+        """Whether who reads a tile has waited for what fills it."""
+        for path, o in paths(self.loop.body):
+            before = (x for block, i in path for x in block.ops[:i])
+            waits = (x for x in before if isinstance(x, ops.MbarrierWait) and not self.late[x])
+            waited = {(x.barrier, self._number(x.stage)) for x in waits}
+            for e in () if o.pure or o.region_fields else o.effects():
                 tile = e.region.buffer if e.region and e.reads else None
                 if tile in full and not full[tile] <= waited:
                     return False

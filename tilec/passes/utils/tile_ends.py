@@ -6,11 +6,12 @@ from __future__ import annotations
 import functools
 
 from tilec.ir import ops
+from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import safe_values
 from tilec.ir.core import Func, Region, Value
 from tilec.ir.effects import changing_tensors, effects_in
-from tilec.ir.types import next_power_of_2
+from tilec.ir.types import Extent, next_power_of_2
 
 ATOM = 16  # rows and columns of every matrix instruction divide it
 
@@ -68,6 +69,22 @@ def ends(x: Region, dim: int | None, facts: Facts) -> bool:
         return False
     size, first = x.type.shape[dim], facts.constant(x.offsets[dim])
     return isinstance(size, int) and first is not None and first + x.extents[dim] >= size
+
+
+def reaches(func: Func, facts: Facts, count: Value, step: int, extent: Extent) -> bool:
+    """Whether so many tiles of `step` elements are known to reach the end of a dimension."""
+    most = facts.form(count)
+    if isinstance(extent, int):
+        return most.constant is not None and most.constant * step >= extent
+    o = facts.made_by(count)
+    while isinstance(o, ops.Cast) and facts.form(o.result) == facts.form(o.operand):
+        o = facts.made_by(o.operand)
+    if isinstance(o, ops.Binary) and o.kind == "floordiv" and facts.constant(o.rhs) == step:
+        most = facts.form(o.lhs)
+    elif step > 1:
+        return False
+    over = most - Affine.of(func.param(extent).value)
+    return over.constant is not None and over.constant >= step - 1
 
 
 # --- larger extents ---
