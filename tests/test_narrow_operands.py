@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from simulated import run_compiled
@@ -117,3 +118,33 @@ def test_ranges_tell_of_ints(target: str, factor: int, rng: np.random.Generator)
     run_compiled(kernel, target, x.view(np.int8), w, y)
     codes = (w[..., None] >> np.arange(0, 8, 2) & 3).reshape(72, 104).astype(int) * factor - 1
     np.testing.assert_array_equal(y, x.view(np.int8).astype(int) @ codes.T)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("low", [8, 2044])
+@pytest.mark.parametrize("target", ["cpu", *TARGETS])
+def test_ranges_tell_of_ints_as_floats(target: str, low: int, rng: np.random.Generator) -> None:
+    """Four bits less 8 are float16 in the dtype of the sum, too; less 2044 bfloat16 has not all."""
+
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((M, K), "bfloat16"), W: T.Tensor((N, K // 2), "uint8"),
+        P: T.Tensor((N,), "float32"), Y: T.Tensor((M, N), "float32"),
+    ):  # fmt: skip
+        for i, j in T.Parallel(M, N):
+            acc = 0.0
+            for k in range(K):
+                code = T.cast(W[j, k // 2] >> (k % 2 * 4), "int32") & 15
+                acc += T.cast(X[i, k], "float32") * (T.cast(code - low, "float32") * P[j])
+            Y[i, j] = acc
+
+    w, p = rng.integers(0, 256, (72, 52)).astype(np.uint8), rng.random(72).astype(np.float32)
+    x, y = (rng.standard_normal((50, 104))).astype(ml_dtypes.bfloat16), np.zeros((50, 72), "f")
+    if target != "cpu":
+        text = kernel.compile(x, w, p, y, target=target).stages["infer_layouts"]
+        products = [line for line in text.splitlines() if " gemm %" in line]
+        assert (len(products) == 1 and "bf16" in products[0]) == (low == 8)
+    run_compiled(kernel, target, x, w, p, y)
+    codes = (w[..., None] >> np.array([0, 4]) & 15).reshape(72, 104) - float(low)
+    want = x.astype(float) @ (codes * p[:, None].astype(float)).T
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-3 * low)

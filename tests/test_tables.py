@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import products_in, run
 
 import tilec
 import tilec.language as T
@@ -19,7 +19,7 @@ LONG = (*range(17),)
 NESTED = [[1, 2], [3, 4]]
 NAMES = {0: 10.0, 1: 20.0}
 A = np.linspace(-2, 2, 64).astype(np.float32)
-M, N = T.dynamic("M, N")
+M, N, K = T.dynamic("M, N, K")
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 
@@ -188,6 +188,42 @@ def test_tables_in_loops_along_rows(target: str) -> None:
     x, got = np.arange(3 * 45, dtype=np.float32).reshape(3, 45) % 7, np.zeros(3, np.float32)
     run(kernel, target, x, got)
     np.testing.assert_allclose(got, x @ np.array(TABLE)[np.arange(45) % 4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["cpu", *TARGETS])
+@pytest.mark.parametrize("written", ["table", "branch", "choice"])
+def test_tables_in_products(written: str, target: str) -> None:
+    """What a table says of a code is an operand as any other; one that a condition known at compile
+    time leaves out is not asked for."""
+    plain = False
+
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((M, N), "float16"), W: T.Tensor((K, N // 4), "uint8"),
+        S: T.Tensor((K,), "float32"), Y: T.Tensor((M, K), "float32"),
+    ):  # fmt: skip
+        for i, k in T.Parallel(M, K):
+            total = 0.0
+            for j in range(N):
+                code = T.cast(W[k, j // 4] >> (j % 4 * 2), "int32") & 3
+                if written == "choice":
+                    value = T.cast(code, "float32") if plain else TABLE[code]
+                elif written == "branch" and plain:
+                    value = TABLE[code ^ 1]
+                else:
+                    value = TABLE[code]
+                total += T.cast(X[i, j], "float32") * (value * S[k])
+            Y[i, k] = total
+
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((20, 104)).astype(np.float16), rng.integers(0, 256, (33, 26), "u1")
+    s, y = rng.random(33).astype(np.float32), np.full((20, 33), np.nan, np.float32)
+    if target != "cpu":
+        assert products_in(kernel.compile(x, w, s, y, target=target).stages["tile"]) == 1
+    run(kernel, target, x, w, s, y)
+    weights = np.array(TABLE)[(w[..., None] >> np.arange(0, 8, 2) & 3).reshape(33, 104)]
+    want = x.astype(float) @ (weights * s[:, None].astype(float)).T
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
 
 
 def test_constants_of_math() -> None:

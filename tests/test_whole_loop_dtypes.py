@@ -17,6 +17,7 @@ import tilec.language as T
 
 pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
+M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 HEADER = """
 import math
@@ -510,3 +511,69 @@ def test_what_is_counted_may_become_a_float(target: str, rng: np.random.Generato
     wide = x.astype(float)
     want = [(wide > 0).sum(1) / 2, wide.sum(1) / 4, wide.max(1) + r, (wide % 2 != 0).sum(1) * r]
     np.testing.assert_allclose(y.T, want, rtol=1e-6)
+
+
+@tilec.kernel
+def norm_of_doubles(X: T.Tensor((M, N), "float64"), Y: T.Tensor((M, N), "float64")):
+    for i in T.Parallel(M):
+        mean = 0.0
+        for j in range(N):
+            mean += X[i, j]
+        mean = mean / N
+        square = 0.0
+        for j in range(N):
+            x = X[i, j] - mean
+            square += x * x
+        for j in range(N):
+            Y[i, j] = (X[i, j] - mean) / T.sqrt(square / N + 1e-12)
+
+
+@tilec.kernel
+def norm_of_said_doubles(X: T.Tensor((M, N), "float64"), Y: T.Tensor((M, N), "float64")):
+    for i in T.Parallel(M):
+        mean: T.float64 = 0.0
+        for j in range(N):
+            mean += X[i, j]
+        mean = mean / N
+        square: T.float64 = 0.0
+        for j in range(N):
+            x = X[i, j] - mean
+            square += x * x
+        for j in range(N):
+            Y[i, j] = (X[i, j] - mean) / T.sqrt(square / N + 1e-12)
+
+
+@tilec.kernel
+def doubles_and_halves(
+    X: T.Tensor((M, N), "float16"), W: T.Tensor((N,), "float64"), Y: T.Tensor((M,), "float64")
+):
+    for i in T.Parallel(M):
+        total = 0.0  # of float32
+        for j in range(N):
+            total += T.cast(X[i, j], "float32")
+        other = 0.0
+        for j in range(N):
+            other += X[i, j] * W[j] - total
+        Y[i] = other
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_doubles(target: str, rng: np.random.Generator) -> None:
+    """Float64 where all that is folded is: loops go along tiles as those of a variable that says
+    so; beside it what is folded may be float32."""
+    x, w = rng.standard_normal((5, 700)) + 3, rng.standard_normal(700)
+    y, sums, half = np.full((5, 700), np.nan), np.full(5, np.nan), x.astype(np.float16)
+    run(norm_of_doubles, target, x, y)
+    rows = x - x.mean(1, keepdims=True)
+    np.testing.assert_allclose(y, rows / np.sqrt((rows**2).mean(1, keepdims=True)), rtol=1e-9)
+    run(doubles_and_halves, target, half, w, sums)
+    wide = half.astype(float)
+    want = (wide * w - wide.sum(1, keepdims=True)).sum(1)
+    np.testing.assert_allclose(sums, want, rtol=1e-5)
+    if target == "cuda:sm_90a":
+        both = (norm_of_doubles, norm_of_said_doubles)
+        stages = [k.compile(x, y, target=target).stages["lower_parallel"] for k in both]
+        assert stages[0] == stages[1].replace("norm_of_said_doubles", "norm_of_doubles")
+        assert "shuffle" in stages[0]
+        made = doubles_and_halves.compile(half, w, sums, target=target)
+        assert "shuffle" in made.stages["lower_parallel"]

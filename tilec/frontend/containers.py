@@ -12,6 +12,7 @@ from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.values import (
+    MOST_CHOSEN,
     Buffer,
     LoopHeader,
     Number,
@@ -23,8 +24,6 @@ from tilec.frontend.values import (
 )
 
 Container = TypeVar("Container", bound=Any)
-MOST_CHOSEN = 16
-"""Numbers of which one can be chosen by an index of run time: with one select less."""
 
 
 class Containers(Operators):

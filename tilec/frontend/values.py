@@ -40,6 +40,8 @@ class Scalar:
 
 Number = Literal | Scalar
 OPEN = -1  # the extent of a slice that is only known at run time
+MOST_CHOSEN = 16
+"""Numbers of which one can be chosen by an index of run time: with one select less."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

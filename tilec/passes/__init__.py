@@ -49,6 +49,7 @@ from tilec.passes.hoist_accesses import hoist_accesses
 from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
+from tilec.passes.invert_divisors import invert_divisors
 from tilec.passes.join_atomics import join_atomics
 from tilec.passes.join_blocks import join_blocks, to_join
 from tilec.passes.join_branches import join_branches, join_stores
@@ -213,6 +214,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (lower_parallel, "LOWERED"),
     (linearize_offsets, "LOWERED"),  # guards have asked for the parts
     (simplify, "LOWERED"),
+    (invert_divisors, "LOWERED"),  # what is the same in all iterations stands before them
     (join_atomics, "LOWERED"),  # places are sums of numbers by now
     (share_reciprocals, "LOWERED"),  # sees which registers a loop divides by
     (unroll_loads, "LOWERED"),

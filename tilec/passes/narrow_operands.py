@@ -9,9 +9,9 @@ float32 of which threads make the operand of a product
 holds numbers of float16. Where both operands do, and nothing but products reads them, they are
 tiles of float16: each product of two numbers is the same, and the sum is float32's as before, but
 tensor cores compute it. bfloat16 likewise. Numbers are taken from smaller dtypes by casts,
-selected, or constants; the larger or smaller of two is one of them. Of tiles of int32 the ranges
-tell (`Facts`): two bits of a byte less one are int8, however they are computed. What a number is
-multiplied by may be done behind the product where it is the same along K
+selected, or constants; the larger or smaller of two is one of them. Of ints the ranges tell
+(`Facts`): two bits of a byte less one are int8, and as floats float16, however they are computed.
+What a number is multiplied by may be done behind the product where it is the same along K
 (`utils/operand_factors.py`)."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilec.ir.intervals import dtype_range
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, DType
 from tilec.passes.forward_copies import read_in_place
 from tilec.passes.utils.building import copy_whole, with_more, with_types
-from tilec.passes.utils.identities import holds
+from tilec.passes.utils.identities import digits_of, holds
 from tilec.passes.utils.operand_factors import Factors, scaled_sum
 from tilec.target import Target
 
@@ -144,6 +144,11 @@ class _Found:
             case ops.Const(value=number):
                 wide = normal(number, v.dtype)
                 found |= {d for d in floats if wide is not None and normal(wide, d) == wide}
+            case ops.Cast(operand=x) if x.dtype.is_int:
+                low, high = self.facts.range(x)
+                if low is not None and high is not None:
+                    most = max(abs(low), abs(high))
+                    found |= {d for d in floats if most <= 1 << digits_of(d)}
             case ops.Cast(operand=x) if holds(v.dtype, x.dtype):
                 found |= self.holding(x)
             case ops.Select(on_true=x, on_false=y):
@@ -162,7 +167,9 @@ class _Found:
         match made:
             case ops.Const(value=number):
                 return b.const(number, dtype)
-            case ops.Cast(operand=x) if holds(v.dtype, x.dtype):
+            case ops.Cast(operand=x) if holds(v.dtype, x.dtype) or (
+                v.dtype.is_float and x.dtype.is_int
+            ):
                 return self.narrowed(b, x, dtype)
             case ops.Select(cond, on_true=x, on_false=y):
                 return b.select(cond, *(self.narrowed(b, e, dtype) for e in (x, y)))

@@ -5,9 +5,9 @@
         total += X[i, j]                            total += X[i, j]
 
 What folds into a name that is a float makes it float32 where nothing is a float64, whatever the
-elements are; into one that is an int, ints make it the dtype of both, and float32 makes it that;
-what begins as `T.int64(0)` stays so. So the fold is that of a variable; see `rows`
-and `tiles`.
+elements are, and float64 where all of it is; into one that is an int, ints make it the dtype of
+both, and float32 makes it that; what begins as `T.int64(0)` stays so. So the fold is that of a
+variable; see `rows` and `tiles`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ from tilec.frontend.whole_loops.nests import (
     other_operand,
 )
 from tilec.frontend.whole_loops.rows import FOLDS
-from tilec.ir.types import BOOL, DTYPES, FLOAT32, DType
+from tilec.ir.types import BOOL, DTYPES, FLOAT32, FLOAT64, DType
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in, stored_names
 
 _WIDER = ("float64", "double")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
 
 
-def with_dtypes(nest: Nest) -> Nest:
+def with_dtypes(nest: Nest, wide: bool | None = None) -> Nest:
     """The nest with the dtype said of each such name, and `name /= n` between loops written as
-    `name = name / n`; none of its tensors is of float64."""
-    if any(word in ast.unparse(s) for s in nest.body for word in _WIDER):
+    `name = name / n`. `wide`: whether something is of float64; None before it is known what tensors
+    are, which count as float32."""
+    told = any(word in ast.unparse(s) for s in nest.body for word in _WIDER)
+    if told and wide is None:
         return nest
     body: list[ast.stmt] = []
     known: dict[str, ast.expr] = {}
     for at, s in enumerate(nest.body):
         match s:
             case ast.Assign([ast.Name(name) as target], value):
-                found = _Folded(nest, sums=known, name=name).read(value, at)
+                found = _Folded(nest, sums=known, name=name, wide=told or bool(wide)).read(
+                    value, at
+                )
                 if found is not None:
                     known[name] = found[0]
                     s = ast.copy_location(ast.AnnAssign(target, *found, simple=1), s)
@@ -95,9 +99,11 @@ def changes_literals(nest: Nest) -> bool:
 
 @dataclass
 class _Folded(Folds):
-    """What loops of a nest fold into a name; `sums`: the dtypes of those that began before it."""
+    """What loops of a nest fold into a name; `sums`: the dtypes of those that began before it;
+    `wide`: something may be of float64."""
 
     name: str = ""
+    wide: bool = False
 
     def read(self, value: ast.expr, at: int) -> tuple[ast.expr, ast.expr] | None:
         """The dtype of the name that begins as `value` in a statement, as it is written, and the
@@ -116,13 +122,19 @@ class _Folded(Folds):
                 dtype = self._of_int(behind)
                 if dtype is not None and self._is_only_folded(behind, dtype, self._is_int):
                     return _text(dtype, value), value
-        if self._is_float(value) and self._is_only_folded(behind, FLOAT32, self._is_float):
-            return _text(FLOAT32, value), value
+        widest = self._widest(behind) if self._is_float(value) else None
+        if widest is not None and self._is_only_folded(behind, widest, self._is_float):
+            return _text(widest, value), value
         dtype = self.dtype(value, ())
         if dtype is not None and self._folded(behind) == {dtype}:  # as the elements are
             if self._is_only_folded(behind, dtype, lambda v: False):
                 return _text(dtype, value), value
         return None
+
+    def _widest(self, behind: Sequence[ast.stmt]) -> DType | None:
+        """What a float becomes."""
+        folded = self._folded(behind) if self.wide else {FLOAT32}
+        return folded.pop() if folded in ({FLOAT32}, {FLOAT64}) else None
 
     def _is_only_folded(
         self, behind: Sequence[ast.stmt], dtype: DType, begins: Callable[[ast.expr], bool]
@@ -140,14 +152,15 @@ class _Folded(Folds):
     def _leaves(self, s: ast.stmt, dtype: DType) -> bool:
         """Whether a statement out of loops is arithmetic on the name that leaves it its dtype: an
         int that is divided, or to which a float is added, is one."""
-        if dtype is FLOAT32:  # nothing is wider
+        widest = dtype is (FLOAT64 if self.wide else FLOAT32)
+        if widest or dtype is FLOAT32:
             new = self._chosen(s)
             if new is not None and self.name in names_in(new):
-                known = replace(self, sums={self.name: _text(FLOAT32, new)})
-                if _is_arithmetic(new) or known.dtype(new, ()) is FLOAT32:
+                known = replace(self, sums={**self.sums, self.name: _text(dtype, new)})
+                if (widest and _is_arithmetic(new)) or known.dtype(new, ()) is dtype:
                     return True
         value = self._changed(s, *[ast.Div] * dtype.is_float)
-        if value is None or dtype is FLOAT32:
+        if value is None or widest:
             return value is not None
         if dtype is BOOL:
             return _is_bool(value)

@@ -277,6 +277,9 @@ class Folds(Rows):
                 return None
             case ast.Subscript(ast.Name(tensor)) if tensor not in self.own:
                 return self.nest.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
+            case ast.Subscript(ast.Tuple([_, _, *_] as items)):  # one of a few numbers
+                floats = all(isinstance(x, ast.Constant) and type(x.value) is float for x in items)
+                return FLOAT32 if floats else None
             case ast.UnaryOp(ast.USub() | ast.Invert(), given):
                 return self.dtype(given, before)
             case ast.BinOp(left, ast.LShift() | ast.RShift(), _):

@@ -18,7 +18,7 @@ from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with
 from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.groups import by_one_row, in_groups
 from tilec.frontend.whole_loops.inner import without_sums
-from tilec.frontend.whole_loops.operands import Operand, Tiling
+from tilec.frontend.whole_loops.operands import Operand, Tiling, with_tables
 from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
 from tilec.frontend.whole_loops.pairs import Pairs, find_pairs
 from tilec.frontend.whole_loops.places import as_folds
@@ -84,8 +84,9 @@ class WholeLoops(Tilings):
         tiles: Mapping[str, str],
     ) -> Form:  # fmt: skip
         used = self.frame.source.used_names() | self.names.keys()
+        nest = with_tables(nest)
         owners = (nest.named(n.value) for n in every(ast.Subscript, *nest.body))
-        if any(isinstance(x, list | tuple) for x in owners):  # no tensors' elements
+        if any(isinstance(x, list | tuple) for x in owners):  # of other than numbers
             if nests.is_elementwise(nest):
                 return self._elements(node, nest)
             return self._by_threads(node, nest)
@@ -235,11 +236,9 @@ class WholeLoops(Tilings):
         return is_last
 
     def _typed(self, nest: nests.Nest) -> nests.Nest:
-        """The nest with the dtypes of its variables, where nothing is a float64."""
+        """The nest with the dtypes of its variables."""
         values = (self.names.get(n.id) for n in name_nodes(*nest.body))
-        if any(getattr(v, "dtype", None) is FLOAT64 for v in values):
-            return nest
-        return with_dtypes(nest)
+        return with_dtypes(nest, any(getattr(v, "dtype", None) is FLOAT64 for v in values))
 
     def _elements(self, node: ast.For, nest: nests.Nest) -> Form:
         """A nest without loops as tiles of elements."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tilec.frontend.whole_loops.nests import elements_of, indices_of
+from tilec.frontend.values import MOST_CHOSEN, is_literal
+from tilec.frontend.whole_loops.nests import Nest, elements_of, indices_of
 from tilec.frontend.whole_loops.terms import added_in, without
 from tilec.ir.types import DType
-from tilec.support.syntax import names_in
+from tilec.support.syntax import copied, every, names_in, placed
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,26 @@ class Operand:
 def element_of(e: ast.Subscript) -> Operand:
     assert isinstance(e.value, ast.Name)
     return Operand(e, e.value, tuple(indices_of(e)), None)
+
+
+def with_tables(nest: Nest) -> Nest:
+    """The nest with a few numbers in place of the name of the tuple or list that holds them, one of
+    which an index chooses: `NF4[q]` is no element of a tensor, but arithmetic on `q`."""
+
+    class Written(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            self.generic_visit(node)
+            table = nest.named(node.value)
+            if isinstance(table, list | tuple) and 0 < len(table) <= MOST_CHOSEN:
+                if all(is_literal(x) and x == x for x in table):  # a nan is no syntax
+                    items = ast.Tuple([ast.Constant(x) for x in table], ast.Load())
+                    node.value = placed(items, node.value)
+            return node
+
+    owners = (nest.named(n.value) for n in every(ast.Subscript, *nest.body))
+    if not any(isinstance(x, list | tuple) for x in owners):
+        return nest
+    return replace(nest, body=tuple(Written().visit(copied(s)) for s in nest.body))
 
 
 @dataclass(frozen=True)
