@@ -441,10 +441,12 @@ def test_upper_halves_of_products_for_ptxas() -> None:
         "\tcvt.u64.u32 \t%rd2, %r1;\n\tcvt.u64.u32 \t%rd3, %r2;\n"
         "\tmul.lo.s64 \t%rd2, %rd3, %rd3;\n\tmov.b64 \t{_, %r4}, %rd2;\n"
         "\tmul.lo.s64 \t%rd3, %rd1, 12;\n\tmov.b64 \t{%r5, %r6}, %rd3;\n"
-        "\tadd.s64 \t%rd1, %rd1, 8;\n\tmov.b64 \t{_, %r7}, %rd1;\n"
+        "\tadd.s64 \t%rd4, %rd1, 8;\n\tmov.b64 \t{_, %r4}, %rd4;\n"
+        "\tld.global.b64 \t%rd1, [%rd3];\n\tmov.b64 \t{_, %r7}, %rd1;\n"
     )
-    made = without_faults(HEAD + lines + TAIL)
+    made = without_faults(HEAD.replace("%rd<4>", "%rd<5>") + lines + TAIL)
     assert made.count("mul.hi.u32 %r4, a, b;") == made.count("shr.u64 up, %rd3, 32;") == 1
+    assert made.count("shr.u64 up, %rd4, 32;") == 1
     assert "cvt.u32.u64 \t%r5, %rd3;" in made and "mov.b64 \t{_, %r7}, %rd1;" in made
     ptxas = find_ptxas()
     if ptxas is not None:

@@ -11,7 +11,8 @@ Four faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that random programs f
   Where an operand is shuffled these stand in the PTX, and the conversions are the ones of before.
 - The upper half of a product of a loop's index (`x * i >> 32`: an index divided by a number that is
   known at run time) is multiplied by another number that the loop does not change, and the upper
-  half of `x * number`, times i, is taken for it. Of the upper half alone (mul.hi) it is not.
+  half of `x * number`, times i, is taken for it. Of the upper half alone (mul.hi) it is not, nor of
+  one that a shift has made, which sums have here, as which LLVM may write such products.
 
 And one by which code is slow: of a loop whose products (wgmma) are in flight at an iteration's end
 it may wait for each instruction, if sums are converted to 16 bits one by one behind it (C7514). Two
@@ -30,6 +31,9 @@ _CUT = re.compile(r"^\tcvt\.u(?:16\.u32 \t%\w+, (%\w+)|32\.u16 \t(%\w+), %\w+);$
 _SELECT = re.compile(r"^\tselp\.b(16|32) \t(%\w+), (\S+), (\S+), (%\w+);$", re.M)
 _FLOAT8 = re.compile(r"^\tcvt\.rn\.f16x2\.(e4m3x2|e5m2x2) \t(%\w+), (%\w+);$", re.M)
 _PRODUCT = re.compile(r"^\tmul\.(?:lo\.s|wide\.[us])(?:64|32) \t(%rd\d+), (\S+), (\S+);$", re.M)
+_SUM = re.compile(
+    r"^\t(?:add|sub|mad\.\w+)\.[\w.]*64 \t(%rd\d+), |^\tmov\.b64 \t(%rd\d+), %rd", re.M
+)
 _WIDENED = re.compile(r"^\tcvt\.u64\.u32 \t(%rd\d+), ", re.M)
 _UPPER = re.compile(r"^\tmov\.b64 \t\{(_|%r\d+), (%r\d+)\}, (%rd\d+);$", re.M)
 _SINGLE = re.compile(r"\tcvt\.rn\.(b?f16)\.f32 \t(%\w+), (%\w+);")
@@ -85,18 +89,19 @@ def without_faults(ptx: str) -> str:
 
 
 def _upper_products(ptx: str) -> str:
-    """`ptx` with the upper halves of products as such, which were halves of registers."""
+    """`ptx` with the upper halves of products and sums as such, which were halves of registers."""
     if not _UPPER.search(ptx):
         return ptx
     products = {to: (a, b) for to, a, b in _PRODUCT.findall(ptx)}
     widened = {*_WIDENED.findall(ptx)}
+    computed = {*products, *(to for found in _SUM.findall(ptx) for to in found)}
 
     def upper(m: re.Match[str]) -> str:
         low, high, whole = m.groups()
-        if whole not in products:
+        if whole not in computed:
             return m[0]
-        if widened.issuperset(products[whole]):
-            a, b = products[whole]
+        a, b = products.get(whole, ("", ""))
+        if {a, b} <= widened:
             words = f".reg .b32 a, b; cvt.u32.u64 a, {a}; cvt.u32.u64 b, {b};"
             line = f"\t{{ {words} mul.hi.u32 {high}, a, b; }}"
         else:
