@@ -1,6 +1,8 @@
 """Iterations of whole loops that share in groups what they read: heads of one query are the rows of
 T.gemm."""
 
+import re
+
 import numpy as np
 import pytest
 from simulated import products_in, run
@@ -134,7 +136,8 @@ def test_a_head_with_keys_of_its_own_is_one_row(target: str) -> None:
     want = np.einsum("bhs,bhsd->bhd", p, v.astype(float)) / p.sum(-1)[..., None]
     if target != "cpu":
         made = own_keys.compile(q, w, v, bias, y, target=target)
-        assert made.stages["tile"].count("gemm") == 4
+        found = re.findall(r"\bgemm %(\w+).*%(\w+)", str(made.stages["tile"]))
+        assert len({*found}) == 3 and len(found) >= 4  # of float32, on NVIDIA, by three of TF32
     run(own_keys, target, q, w, v, bias, y)
     np.testing.assert_allclose(y, want, rtol=2e-3, atol=2e-3)
 
