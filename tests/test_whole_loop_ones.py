@@ -107,3 +107,22 @@ def test_what_is_no_index_stays() -> None:
         run(kernel, target, a, y, z)
         np.testing.assert_array_equal(y, a.astype(int))
         np.testing.assert_array_equal(z, np.arange(70) * 5)
+
+
+def test_names_of_functions_inside_are_theirs() -> None:
+    one = 1
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((K,), "int32"), Y: T.Tensor((K,), "int32")):
+        for i in T.Parallel(K):
+
+            def times(one, j):
+                return j * one + i * one + i * i  # noqa: B023
+
+            Y[i] = times(A[i], i) + (lambda one: i * one)(2) + i * one
+
+    a, y = np.arange(70, dtype=np.int32) % 7 + 1, np.zeros(70, np.int32)
+    for target in ("cpu", "cuda:sm_90a"):
+        run(kernel, target, a, y)
+        i = np.arange(70)
+        np.testing.assert_array_equal(y, 2 * i * a + i * i + 3 * i)

@@ -10,7 +10,14 @@ import ast
 from collections.abc import Callable, Collection
 
 from tilec.frontend.whole_loops.counting import number_in
-from tilec.support.syntax import copied, every, name_nodes, names_in, stored_names
+from tilec.support.syntax import (
+    copied,
+    every,
+    functions_within,
+    name_nodes,
+    names_in,
+    stored_names,
+)
 
 
 def without_ones(
@@ -22,21 +29,25 @@ def without_ones(
     counted = [n.id for loop in loops for n in name_nodes(loop.target)]
     stored = stored_names(*body)
     ints = {n for n in (*indices, *counted) if stored.count(n) == counted.count(n)}
-    if not any(_neutral(n, ints, stored, named) for n in every(ast.BinOp, *body)):
+    inside = {a.arg for a in every(ast.arg, *body)}
+    own = inside.union(stored, indices, *map(functions_within, body))
+    ints -= inside
+    if not any(_neutral(n, ints, own, named) for n in every(ast.BinOp, *body)):
         return body
 
     class Without(ast.NodeTransformer):
         def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
             self.generic_visit(node)
-            return _neutral(node, ints, stored, named) or node
+            return _neutral(node, ints, own, named) or node
 
     return tuple(Without().visit(copied(s)) for s in body)
 
 
 def _neutral(
-    node: ast.BinOp, ints: set[str], stored: list[str], named: Callable[[ast.expr], object]
+    node: ast.BinOp, ints: set[str], own: set[str], named: Callable[[ast.expr], object]
 ) -> ast.expr | None:
-    """What a sum or product is the same as, one side of it; None if it is neither."""
+    """What a sum or product is the same as, one side of it; None if it is neither. `own`: names
+    that the loop gives something to, which are no numbers of before."""
     sides = [(node.left, node.right)]
     match node.op:
         case ast.Mult() | ast.Add():
@@ -47,11 +58,13 @@ def _neutral(
             return None
     same = int(isinstance(node.op, ast.Mult | ast.FloorDiv))
     for kept, other in sides:
-        own = isinstance(other, ast.Name) and other.id in stored
-        number = number_in(other)
-        if number is None and isinstance(other, ast.Name | ast.Attribute) and not own:
-            number = named(other)  # type: ignore[assignment]
-        if type(number) is int and number == same and _is_int(kept, ints):
+        if not _is_int(kept, ints):
+            continue
+        number: object = number_in(other)
+        known = isinstance(other, ast.Name | ast.Attribute) and own.isdisjoint(names_in(other))
+        if number is None and known:
+            number = named(other)
+        if type(number) is int and number == same:
             return kept
     return None
 
