@@ -10,7 +10,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-B, H, W, C, R, S, K, P, Q = map(T.dynamic, "BHWCRSKPQ")
+B, H, W, C, R, S, K, P, Q, E = map(T.dynamic, "BHWCRSKPQE")
 
 
 def general(stride: int, dilation: int, pad: int) -> Any:
@@ -126,3 +126,47 @@ def test_names_of_functions_inside_are_theirs() -> None:
         run(kernel, target, a, y)
         i = np.arange(70)
         np.testing.assert_array_equal(y, 2 * i * a + i * i + 3 * i)
+
+
+def grouped(stride: int, groups: int) -> Any:
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((B, H, W, C), "float16"),
+        F: T.Tensor((R, S, P, K), "float16"),
+        Y: T.Tensor((B, E, Q, K), "float32"),
+    ):
+        for b, y, x, n in T.Parallel(B, E, Q, K):
+            acc = 0.0
+            for r in range(R):
+                for s in range(S):
+                    for c in range(P):
+                        p = y * stride + r * stride - 1
+                        q = x * stride + s * stride - 1
+                        ch = n // (K // groups) * P + c
+                        if 0 <= p < H and 0 <= q < W:
+                            value = T.cast(X[b, p, q, ch], "float32")
+                            acc += value * T.cast(F[r, s, c, n], "float32")
+            Y[b, y, x, n] = acc
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cpu"])
+def test_tiles_go_along_the_last_index(target: str) -> None:
+    """As they do where the stride is written out: without it, a tile may go along rows of taps."""
+    rng = np.random.default_rng(3)
+    x = rng.integers(-2, 3, (2, 9, 9, 12)).astype(np.float16)
+    f = rng.integers(-2, 3, (3, 3, 4, 18)).astype(np.float16)
+    y = np.full((2, 9, 9, 18), np.nan, np.float32)
+    wide = np.pad(x.astype(int), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    want = np.zeros(y.shape, int)
+    for r, s, n in np.ndindex(3, 3, 18):
+        group = slice(n // 6 * 4, n // 6 * 4 + 4)
+        want[..., n] += wide[:, r : r + 9, s : s + 9, group] @ f[r, s, :, n].astype(int)
+    kernel = grouped(1, 3)
+    run(kernel, target, x, f, y)
+    np.testing.assert_array_equal(y, want)
+    if target != "cpu":
+        text = str(kernel.compile(x, f, y, target=target).stages["tile"])
+        (launched,) = re.findall(r"^  yield \[(.*)\]", text, re.M)
+        assert launched.count(",") == 1 and "%K" not in launched

@@ -18,6 +18,7 @@ from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with
 from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.groups import by_one_row, in_groups
 from tilec.frontend.whole_loops.inner import without_sums
+from tilec.frontend.whole_loops.ones import without_ones
 from tilec.frontend.whole_loops.operands import Operand, Tiling, with_tables
 from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
 from tilec.frontend.whole_loops.pairs import Pairs, find_pairs
@@ -90,10 +91,12 @@ class WholeLoops(Tilings):
             if nests.is_elementwise(nest):
                 return self._elements(node, nest)
             return self._by_threads(node, nest)
-        typed, product, tiled = self._summed(nest, bool(tiles))
-        if tiles and (groups := self._in_all_groups(nest)) is not nest:
-            other = self._summed(groups, True)
-            if self._work(*other) < self._work(typed, product, tiled):
+        written_out = nest
+        nest = replace(nest, body=without_ones(nest.body, nest.indices, nest.named))
+        typed, product, tiled = self._summed_in_groups(nest, bool(tiles))
+        if tiles and nest.body is not written_out.body:  # which tiles may go along less of
+            other = self._summed_in_groups(written_out, True)
+            if self._work(*other)[:2] < self._work(typed, product, tiled)[:2]:
                 typed, product, tiled = other
         if product is not None and tiled:
             extents = [self.expression(e) for e in typed.extents]
@@ -115,6 +118,17 @@ class WholeLoops(Tilings):
         self._tell_missed(typed, nest)
         made = self._of_pairs(blocks) or blocks.tiles() or blocks.rows()
         return self._by_threads(node, nest) if made is None else (made, blocks.names)
+
+    def _summed_in_groups(
+        self, nest: nests.Nest, tiles: bool
+    ) -> tuple[nests.Nest, Product | None, list[Tiling]]:
+        """The same of a nest, or of one whose divided indices are two each, if that is less."""
+        found = self._summed(nest, tiles)
+        if tiles and (groups := self._in_all_groups(nest)) is not nest:
+            other = self._summed(groups, True)
+            if self._work(*other) < self._work(*found):
+                return other
+        return found
 
     def _summed(
         self, nest: nests.Nest, tiles: bool
@@ -140,18 +154,20 @@ class WholeLoops(Tilings):
 
     def _work(
         self, nest: nests.Nest, product: Product | None, tiled: Sequence[Tiling]
-    ) -> tuple[float, int]:
-        """About how many multiplications tiles make of one that an iteration has, and how many
-        indices no tile can go along, as both operands depend on them."""
+    ) -> tuple[float, bool, int]:
+        """About how many multiplications tiles make of one that an iteration has, whether none goes
+        along the last index, and how many indices no tile can go along, as both operands depend on
+        them."""
         if product is None or not tiled:
-            return math.inf, 0
+            return math.inf, False, 0
         extents, made = dict(zip(nest.indices, nest.extents)), 0.0
         for p, t in zip(product.parts, tiled):
             lines = [self._number([extents[i] for i in x]) for x in (t.rows, t.columns)]
             *around, depth = [self._number([e]) for _, e in p.inner]
             empty = math.prod(max(LEAST, n) / max(n, 1) for n in lines)
             made += empty * math.prod(around) * max(LEAST, depth)
-        return made, len(nest.indices) - len(product.rows) - len(product.columns)
+        along = (*product.rows, *product.columns)
+        return made, nest.indices[-1] not in along, len(nest.indices) - len(along)
 
     def _in_all_groups(self, nest: nests.Nest) -> nests.Nest:
         """The nest with two indices in place of each that is divided."""

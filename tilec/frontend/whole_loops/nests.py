@@ -13,7 +13,6 @@ from typing import Any, Literal
 from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
 from tilec.frontend.whole_loops.counting import COUNTING, counted_from
-from tilec.frontend.whole_loops.ones import without_ones
 from tilec.ir.types import FLOAT32, INT32, DType
 from tilec.support.syntax import (
     assigned_names,
@@ -82,8 +81,7 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
     found = Nest(names, tuple(node.iter.args), _without_grids(node.body, named), named)
     if inner is None or names_in(*inner.extents) & {*names}:
-        body = without_ones(_with_places(_with_known_extents(found)), names, named)
-        return replace(found, body=body)
+        return replace(found, body=_with_places(_with_known_extents(found)))
     return replace(found, indices=names + inner.indices, extents=found.extents + inner.extents,
                    body=inner.body)  # fmt: skip
 
