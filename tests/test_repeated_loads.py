@@ -81,8 +81,9 @@ def test_quotients_of_places(target: str, by: int) -> None:
 @pytest.mark.usefixtures("no_ptxas")
 @pytest.mark.parametrize(("group", "most"), [(16, 8), (32, 4), (64, 3), (128, 3)])
 def test_loads_are_as_many_as_groups(group: int, most: int) -> None:
-    """A thread's 32 weights of a step stand in two rows; the code has the loop's body up to three
-    times, and for each of them what iterations behind it read (`read_ahead`)."""
+    """A thread's 32 weights of a step stand in two rows; the code has the loop's body up to five
+    times (two versions of the fragment, and an odd iteration in front), and for each of them what
+    iterations behind it read (`read_ahead`)."""
     specs = [
         ((1000, 4096), "float16"),
         ((5000, 4096), "int8"),
@@ -91,7 +92,7 @@ def test_loads_are_as_many_as_groups(group: int, most: int) -> None:
     args = [tilec.spec(*s) for s in specs] + [tilec.spec((1000, 5000), "float32")]
     compiled = program(group).compile(*args, target="cuda:sm_90a")
     count = len(re.findall(r"ld\.global\.nc\.b16", compiled.asm))
-    assert 0 < count <= 6 * most
+    assert 0 < count <= 10 * most
     written = program(group, written=True).compile(*args, target="cuda:sm_90a")
     assert not re.findall(r"ld\.global\.nc\.b16", written.asm)  # it may change meanwhile
 
