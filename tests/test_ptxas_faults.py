@@ -433,7 +433,8 @@ def test_divisions_of_a_loops_index(rng: np.random.Generator) -> None:
     made = convolution.compile(x[..., :64], f, y, target="cuda:sm_90a")
     ptx = str(made.stages["ptx"])
     assert "cp.async.ca.shared.global" in ptx and ptx.count("mul.hi.u32") >= 2
-    assert not re.search(r"mov\.b64 \t\{_, ", ptx)
+    loops = re.findall(r"^(\$\w+):(?:(?!^\$\w+:).)*bra \t\1;", ptx, re.M | re.S)
+    assert loops and not re.search(r"mov\.b64 \t\{_, ", ptx[ptx.index(loops[0]) :])
 
 
 def test_upper_halves_of_products_for_ptxas() -> None:
@@ -444,7 +445,9 @@ def test_upper_halves_of_products_for_ptxas() -> None:
         "\tadd.s64 \t%rd4, %rd1, 8;\n\tmov.b64 \t{_, %r4}, %rd4;\n"
         "\tld.global.b64 \t%rd1, [%rd3];\n\tmov.b64 \t{_, %r7}, %rd1;\n"
     )
-    made = without_faults(HEAD.replace("%rd<4>", "%rd<5>") + lines + TAIL)
+    head = HEAD.replace("%rd<4>", "%rd<5>")
+    assert without_faults(head + lines + TAIL) == head + lines + TAIL  # no loop changes them
+    made = without_faults(f"{head}$L_loop:\n{lines}\t@%p1 bra \t$L_loop;\n{TAIL}")
     assert made.count("mul.hi.u32 %r4, a, b;") == made.count("shr.u64 up, %rd3, 32;") == 1
     assert made.count("shr.u64 up, %rd4, 32;") == 1
     assert "cvt.u32.u64 \t%r5, %rd3;" in made and "mov.b64 \t{_, %r7}, %rd1;" in made

@@ -34,6 +34,8 @@ _PRODUCT = re.compile(r"^\tmul\.(?:lo\.s|wide\.[us])(?:64|32) \t(%rd\d+), (\S+),
 _SUM = re.compile(
     r"^\t(?:add|sub|mad\.\w+)\.[\w.]*64 \t(%rd\d+), |^\tmov\.b64 \t(%rd\d+), %rd", re.M
 )
+_LABEL = re.compile(r"^(\$\w+):", re.M)
+_JUMP = re.compile(r"\bbra(?:\.uni)? \t?(\$\w+);")
 _WIDENED = re.compile(r"^\tcvt\.u64\.u32 \t(%rd\d+), ", re.M)
 _UPPER = re.compile(r"^\tmov\.b64 \t\{(_|%r\d+), (%r\d+)\}, (%rd\d+);$", re.M)
 _SINGLE = re.compile(r"\tcvt\.rn\.(b?f16)\.f32 \t(%\w+), (%\w+);")
@@ -89,16 +91,19 @@ def without_faults(ptx: str) -> str:
 
 
 def _upper_products(ptx: str) -> str:
-    """`ptx` with the upper halves of products and sums as such, which were halves of registers."""
+    """`ptx` with the upper halves of products and sums in loops as such, which registers had."""
     if not _UPPER.search(ptx):
         return ptx
     products = {to: (a, b) for to, a, b in _PRODUCT.findall(ptx)}
     widened = {*_WIDENED.findall(ptx)}
     computed = {*products, *(to for found in _SUM.findall(ptx) for to in found)}
+    labels = {m[1]: m.start() for m in _LABEL.finditer(ptx)}
+    jumps = ((labels.get(m[1], len(ptx)), m.start()) for m in _JUMP.finditer(ptx))
+    loops = [(begin, end) for begin, end in jumps if begin < end]
 
     def upper(m: re.Match[str]) -> str:
         low, high, whole = m.groups()
-        if whole not in computed:
+        if whole not in computed or not any(a < m.start() < b for a, b in loops):
             return m[0]
         a, b = products.get(whole, ("", ""))
         if {a, b} <= widened:
