@@ -89,13 +89,14 @@ def test_a_word_is_read_once(target: str, packed: str, lanes: int, stores: int) 
     assert {*read} == {str(lanes)} and len(stored) == len(read) * stores
 
 
+@pytest.mark.usefixtures("unassembled")
 def test_every_plan_has_room_for_two_versions() -> None:
     """Of the tile that threads fill; groups that take turns have one each."""
     given = operands("int32", 256, 256, 1024)[:-1]
     kernel = product("int32", (128, 256, 64), 256)
     found = [r.plan for r in tilec.recommend(kernel, *given, topk=20, target="cuda:sm_90a")]
     two = 0
-    for plan in found[:4]:
+    for plan in found[:2]:
         made = kernel.compile_with_plan(plan, *given, target="cuda:sm_90a")
         two += "made_other" in made.resources.buffers
         assert made.resources.shared_bytes <= 232448

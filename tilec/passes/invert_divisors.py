@@ -27,16 +27,17 @@ Inverse = tuple[Value, Value, Value]
 
 
 def invert_divisors(func: Func, target: Target) -> Func:
+    numbers = ops.constants(func.body)
+    if not any(_is_division(o) and o.rhs not in numbers for o in func.body.every(ops.Binary)):
+        return func
     facts = facts_of(func)
     inverses: dict[tuple[Value, ...], dict[Value, Inverse]] = {}  # by the arguments of the loop
     before: dict[tuple[Value, ...], Builder] = {}
     found: dict[Value, Inverse] = {}
     for o, outer in within(func.body):
-        if not isinstance(o, ops.Binary) or o.kind not in ("floordiv", "mod"):
+        if not isinstance(o, ops.Binary) or not _is_division(o):
             continue
         d = o.rhs
-        if o.reciprocal is not None or o.lhs.type != scalar_type(INT32):
-            continue
         if facts.constant(d) is not None:
             continue
         loop = _around(outer, o)
@@ -64,6 +65,12 @@ def invert_divisors(func: Func, target: Target) -> Func:
         return b.ops
 
     return func.with_body(func.body.rewrite(Op, visit, subst))
+
+
+def _is_division(o: ops.Binary) -> bool:
+    """Whether it is one of indices that has no reciprocal yet."""
+    plain = o.kind in ("floordiv", "mod") and o.reciprocal is None
+    return plain and o.lhs.type == scalar_type(INT32)
 
 
 def _around(outer: Sequence[Op], division: ops.Binary) -> ops.For | None:
