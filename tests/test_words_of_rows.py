@@ -164,3 +164,20 @@ def test_columns_have_two_versions(trips: int) -> None:
     assert "made_other" in made.resources.buffers
     run(columns, "cuda:sm_90a", a, w, s, z, c)
     np.testing.assert_array_equal(c, a.astype(int) @ weights)
+
+
+@pytest.mark.parametrize("rows, columns, threads", [(72, 40, 128), (104, 72, 96), (8, 8, 32)])
+def test_tiles_that_threads_do_not_divide(rows: int, columns: int, threads: int) -> None:
+    @tilec.kernel
+    def kernel(W: T.Tensor((rows // 8, columns), "int32"), Y: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(1, threads=threads):
+            words = T.alloc_shared((rows // 8, columns), "int32")
+            T.copy(W, words)
+            for i, j in T.Parallel(rows, columns):
+                Y[i, j] = T.cast((words[i // 8, j] >> (4 * (i % 8))) & 15, "float16")
+
+    words = np.random.default_rng(1).integers(-(2**31), 2**31, (rows // 8, columns))
+    y = np.full((rows, columns), np.nan, np.float16)
+    run(kernel, "cuda:sm_90a", words.astype(np.int32), y)
+    wanted = (np.repeat(words, 8, 0) >> (4 * (np.arange(rows) % 8))[:, None]) & 15
+    np.testing.assert_array_equal(y, wanted)

@@ -296,7 +296,7 @@ class Lowering:
         """How many rows that a thread has one after the other read the same somewhere, and are
         lowered together; 0 if none do."""
         dim, count = rows_behind(p.laid_out)
-        if count == 1:
+        if count == 1 or _partial(p):  # (what lies outside is brought to the nearest)
             return 0
         arg = p.body.args[dim]
         near = self.known.neighbours(arg, count)
@@ -327,7 +327,7 @@ class Lowering:
         nearest = self._nearest(p)
         work = inner if nearest else Builder(p.loc)
         body = LoopBody(self.known, work, p, width, guarded, replica)
-        body.first = first
+        body.first, body.rows = first, 1 if _partial(p) else body.rows
         envs: list[Substitution] = []
         alike = batch > 1 and batch == self._rows_alike(p)
         for at in range(batch):
