@@ -13,6 +13,11 @@ from simulated import run
 
 import tilec
 import tilec.language as T
+from tilec.ir import ops
+from tilec.ir.builder import Builder
+from tilec.ir.instr import nvidia
+from tilec.ir.loc import Loc
+from tilec.ir.types import UINT32
 
 pytestmark = pytest.mark.turns
 
@@ -188,3 +193,17 @@ def test_both_nibbles_have_one_mask(target: str, dtype: str) -> None:
     asm = str(made.stages["ptx"])
     loads, masks = (len(re.findall(p, asm)) for p in (r"ld\.shared\.b8", r"lop3\.b32.*0xEA"))
     assert masks == loads > 0 and "cvt.rn.f16.u" not in asm and "cvt.rn.f16.s" not in asm
+
+
+@pytest.mark.parametrize("chosen", [(0, 1, 2, 3), (0, 0, 4, 4), (3, 3, 7, 7), (1, 2, 5, 6)])
+def test_permuted_bytes(chosen: tuple[int, ...], rng: np.random.Generator) -> None:
+    """The op's meaning and the instruction's are those of the bytes in memory."""
+    low, high = rng.integers(0, 1 << 32, (2, 50), dtype=np.uint32)
+    every = np.concatenate([x.view(np.uint8).reshape(50, 4) for x in (low, high)], axis=1)
+    wanted = np.ascontiguousarray(every[:, list(chosen)]).view(np.uint32)[:, 0]
+    b = Builder(Loc("", 1, 1))
+    word = b.cast(b.const(0), UINT32)
+    op = ops.PermuteBytes(word, word, chosen, loc=b.loc)
+    np.testing.assert_array_equal(op.evaluate(low, high), wanted)
+    number = np.uint32(sum(n << 4 * i for i, n in enumerate(chosen)))
+    np.testing.assert_array_equal(nvidia._permuted(low, high, number), wanted)

@@ -124,6 +124,7 @@ class _Biased:
     other: float = 1.0
 
     def number(self, b: Builder) -> Value:
+        """The difference, made behind what `b` has."""
         if self.halves is not None:
             more = 1024 * (self.other - self.scale)
             sides = (self.scale, -self.bias), (self.other, -self.bias - more)
